@@ -1,0 +1,47 @@
+"""Tables of engines and models for the terminal."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from takt_client.types import Load, Model
+
+_STATE_STYLES = {"ready": "green", "connecting": "yellow", "suspect": "yellow", "draining": "cyan", "refused": "red"}
+
+
+def load_table(load: Load) -> Table:
+    """What the engines of a frontend are doing."""
+    state = "draining" if load.draining else "serving"
+    table = Table(title=f"{load.num_requests} requests in flight, frontend {state}", title_justify="left")
+    for name in ("engine", "state"):
+        table.add_column(name)
+    for name in ("running", "waiting", "KV cache", "in flight", "steps", "max length", "last seen"):
+        table.add_column(name, justify="right")
+    table.add_column("last error", overflow="fold")
+    for engine in load.engines:
+        style = _STATE_STYLES.get(engine.state, "")
+        table.add_row(
+            engine.address,
+            f"[{style}]{engine.state}[/]" if style else engine.state,
+            str(engine.num_running),
+            str(engine.num_waiting),
+            f"{engine.kv_cache_usage:.1%}",
+            str(engine.num_in_flight),
+            str(engine.step_counter),
+            str(engine.max_model_len or "-"),
+            f"{engine.last_seen_seconds:.1f} s",
+            engine.last_error,
+        )
+    return table
+
+
+def model_table(models: Sequence[Model]) -> Table:
+    """The served models."""
+    table = Table()
+    table.add_column("model")
+    table.add_column("loaded from", overflow="fold")
+    table.add_column("max length", justify="right")
+    table.add_column("ready engines", justify="right")
+    for model in models:
+        table.add_row(model.name, model.root, str(model.max_model_len or "-"), str(model.num_ready_engines))
+    return table

@@ -22,9 +22,11 @@ SERVICES = ("takt/v1/inference.proto", "takt/v1/admin.proto", "takt/engine/v1/en
 def generate(out: Path) -> None:
     """Writes the generated tree under `out`; raises SystemExit when the compiler fails."""
     sources = sorted(str(p.relative_to(ROOT)) for p in ROOT.rglob("*.proto"))
+    # The plugin lies beside the interpreter, which need not be on the PATH.
+    plugin = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
     runs = (
         [f"--python_out={out}", f"--pyi_out={out}", *sources],
-        [f"--grpc_python_out={out}", f"--mypy_grpc_out={out}", *SERVICES],
+        [f"--plugin={plugin}", f"--grpc_python_out={out}", f"--mypy_grpc_out={out}", *SERVICES],
     )
     for arguments in runs:
         if protoc.main(["protoc", f"-I{ROOT}", *arguments]) != 0:

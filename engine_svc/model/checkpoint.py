@@ -90,3 +90,18 @@ def _remembered_digest(path: Path) -> str:
         # A read-only folder: the next start hashes again.
         pass
     return digest
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Gives a finished folder its name in one step, so that nobody ever sees half of it.
+
+    A folder that another process published meanwhile stays. Raises StartupError when the name cannot be taken.
+    """
+    temporary.chmod(0o755)
+    for path in temporary.iterdir():
+        path.chmod(0o644)
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():
+            raise StartupError(f"{folder} cannot be written: {error}") from None

@@ -37,7 +37,7 @@ class _Step(Protocol):
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: "_Options"
-    ) -> Any:
+    ) -> torch.Tensor:
         """[num_tokens, heads, head_dim] each; returns the output in the query's layout."""
 
 
@@ -85,8 +85,8 @@ def _paged_attention_forward(
     )
     layer = module.layer_idx
     assert isinstance(layer, int)
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    return _current_step.get().attend(layer, *rows, options).unsqueeze(0), None
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return _current_step.get().attend(layer, query, key, value, options).unsqueeze(0), None
 
 
 @dataclass(slots=True)
@@ -243,14 +243,15 @@ def load_fallback(folder: Path, info: ModelInfo, device: torch.device, *, native
     Raises StartupError saying why neither the native decoder nor transformers can run it.
     """
     try:
-        import transformers
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        import transformers  # noqa: PLC0415 - heavy, and not needed by native models
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: PLC0415 - as above
     except ImportError:
         raise StartupError(
             f"model {folder} cannot be run: {native_reason}, and transformers is not installed"
         ) from None
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    log: Any = transformers.utils.logging
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _paged_attention_forward)
     try:
         model_class, config = _model_class(folder)
@@ -266,8 +267,9 @@ def load_fallback(folder: Path, info: ModelInfo, device: torch.device, *, native
 
 def _model_class(folder: Path) -> tuple[Any, Any]:
     """The class and config of a decoder-only model with replaceable attention and no recurrent state."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig  # noqa: PLC0415 - heavy
 
+    model_class: Any
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

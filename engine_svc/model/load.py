@@ -16,6 +16,7 @@ from engine_svc.core.interfaces import ModelInfo
 from engine_svc.model.arch import UnsupportedModelError, decoder_config
 from engine_svc.model.checkpoint import eos_token_ids, read_json, tokenizer_digest, weights_digest
 from engine_svc.model.decoder import NativeDecoder
+from engine_svc.model.fallback import load_fallback
 from engine_svc.model.hardware import choose_device, choose_dtype, instruction_set
 from engine_svc.model.interface import Model
 from engine_svc.model.ops import Ops
@@ -70,8 +71,6 @@ def load_model(options: LoadOptions) -> Model:
     try:
         config = decoder_config(checkpoint.config)
     except UnsupportedModelError as error:
-        from engine_svc.model.fallback import load_fallback
-
         logger.info("No native decoder (%s): trying transformers.", error)
         return load_fallback(checkpoint.folder, info, device, native_reason=str(error))
     weights = Weights(checkpoint.source(), dtype=dtype, device=device, progress=_weight_progress(options))
@@ -120,7 +119,7 @@ def _single_gguf(folder: Path) -> Path:
 
 
 def _open_gguf(path: Path, options: LoadOptions) -> Checkpoint:
-    from engine_svc.model.gguf_reader import GgufFile, GgufSource
+    from engine_svc.model.gguf_reader import GgufFile, GgufSource  # noqa: PLC0415 - not needed by most
 
     gguf = GgufFile(path)
     folder = gguf.small_files_folder(options.progress)

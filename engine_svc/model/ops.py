@@ -79,7 +79,7 @@ class Ops(Protocol):
         """One product of several weights [out, in], outputs concatenated; biases are all given or none."""
 
     def linear(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
-        """x @ weight.T + bias: [num_tokens, in] -> [num_tokens, out]."""
+        """Computes x @ weight.T + bias: [num_tokens, in] -> [num_tokens, out]."""
 
     def rms_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
         """Normalises each row in float32 and rounds once."""

@@ -125,7 +125,7 @@ def _attend_decodes(
     # Weight 0 does not hide a NaN in a value of a stale block, so padding is cleared.
     key = key.masked_fill(~visible[:, None, :, None], 0)
     value = value.masked_fill(~visible[:, None, :, None], 0)
-    grouped = query.unflatten(1, (spec.num_kv_heads, -1))
+    grouped = query.reshape(query.shape[0], spec.num_kv_heads, -1, query.shape[-1])
     return _softmax_product(grouped, key, value, visible[:, None, None, :], spec).flatten(1, 2)
 
 
@@ -141,7 +141,7 @@ def _attend_tile(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sp
     visible = positions <= last
     if spec.sliding_window is not None:
         visible &= positions > last - spec.sliding_window
-    grouped = query.unflatten(1, (spec.num_kv_heads, -1)).permute(1, 2, 0, 3)
+    grouped = query.reshape(query.shape[0], spec.num_kv_heads, -1, query.shape[-1]).permute(1, 2, 0, 3)
     shape = (-1, grouped.shape[1], -1, -1)
     key = key.permute(1, 0, 2).unsqueeze(1).expand(shape)
     value = value.permute(1, 0, 2).unsqueeze(1).expand(shape)

@@ -94,20 +94,20 @@ class ReferenceOps:
     def rotary_and_cache(self, qkv: torch.Tensor, spec: AttentionSpec, step: ReferenceStep) -> torch.Tensor:
         """See Ops."""
         widths = [spec.num_heads * spec.head_dim, *([spec.num_kv_heads * spec.head_dim] * 2)]
-        query, key, value = qkv.split(widths, dim=-1)
+        query, key, value = torch.split(qkv, widths, dim=-1)
         query = self._norm_heads(query, spec.q_norm, spec)
         key = self._norm_heads(key, spec.k_norm, spec)
         cos, sin = (factor.to(qkv.dtype) for factor in step.rotary[spec.rope])
-        store_kv(step, spec.layer, _rotate(key, cos, sin), value.unflatten(-1, (-1, spec.head_dim)))
+        store_kv(step, spec.layer, _rotate(key, cos, sin), _heads(value, spec))
         return _rotate(query, cos, sin)
 
     def _norm_heads(self, x: torch.Tensor, norm: NormWeight | None, spec: AttentionSpec) -> torch.Tensor:
         """Splits [num_tokens, heads * head_dim] into heads, normed before or after as the family does."""
         if norm is None:
-            return x.unflatten(-1, (-1, spec.head_dim))
+            return _heads(x, spec)
         if spec.qk_norm_per_head:
-            return self.rms_norm(x.unflatten(-1, (-1, spec.head_dim)), norm)
-        return self.rms_norm(x, norm).unflatten(-1, (-1, spec.head_dim))
+            return self.rms_norm(_heads(x, spec), norm)
+        return _heads(self.rms_norm(x, norm), spec)
 
     def paged_attention(self, query: torch.Tensor, spec: AttentionSpec, step: ReferenceStep) -> torch.Tensor:
         """See Ops."""
@@ -122,6 +122,10 @@ class ReferenceOps:
         if soft_cap is not None:
             logits = torch.tanh(logits / soft_cap) * soft_cap
         return logits
+
+
+def _heads(x: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+    return x.reshape(x.shape[0], -1, spec.head_dim)
 
 
 def store_kv(step: ReferenceStep, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:

@@ -81,8 +81,14 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    import huggingface_hub  # noqa: PLC0415 - only for Hub names
+    from huggingface_hub.errors import (  # noqa: PLC0415 - as above
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    snapshot_download = huggingface_hub.snapshot_download
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES, etag_timeout=10))

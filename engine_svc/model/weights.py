@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from shared.errors import StartupError
 
 INDEX_FILE = "model.safetensors.index.json"
-# Derived values and duplicates that checkpoints carry along.
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".masked_bias")
+# Derived values that old checkpoints carry along.
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 
 
 class WeightSource(Protocol):
@@ -59,7 +59,7 @@ class SafetensorsSource:
         self._files: dict[str, tuple[Path, Any]] = {}
         for path in files:
             try:
-                handle = safe_open(path, framework="pt", device="cpu")
+                handle: Any = safe_open(path, framework="pt", device="cpu")
                 names = list(handle.keys())
             except (SafetensorError, OSError) as error:
                 raise StartupError(f"weight file {path} is corrupt or cut short: {_one_line(error)}") from None
@@ -129,7 +129,7 @@ class Weights:
 
     def finish(self, *, ignore: Iterable[str] = ()) -> None:
         """Raises StartupError when tensors were left over that are no known duplicates."""
-        left = [n for n in self._left if not n.endswith(_IGNORED_SUFFIXES) and n not in set(ignore)]
+        left = [n for n in self._left if not n.endswith(_IGNORED_SUFFIX) and n not in set(ignore)]
         if left:
             raise StartupError(f"{len(left)} tensors of the checkpoint have no place in the model, first {min(left)}")
 

@@ -1,6 +1,8 @@
 """The engine service: python -m engine_svc MODEL [options]."""
 
 from engine_svc.config import EngineConfig
+from engine_svc.process import EngineProcess, leave
+from engine_svc.progress import loading_progress
 from shared.config import command
 from shared.log import setup_logging
 
@@ -8,10 +10,6 @@ from shared.log import setup_logging
 def run(config: EngineConfig) -> None:
     """Serves until a signal. Raises StartupError when the engine cannot start."""
     setup_logging(config.log_level, json=config.json_logs)
-    # After the flags are known to be right, so that --help and mistakes answer at once.
-    from engine_svc.process import EngineProcess, leave
-    from engine_svc.progress import loading_progress
-
     with loading_progress() as progress:
         code = EngineProcess(config).serve(progress)
     if code:

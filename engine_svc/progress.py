@@ -5,6 +5,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
 logger = logging.getLogger(__name__)
 
 # Lines in the log come at these shares of a piece of work.
@@ -17,9 +20,6 @@ def loading_progress() -> Iterator[Callable[[str, float], None]]:
     if not sys.stderr.isatty():
         yield _LoggedProgress()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:

@@ -15,6 +15,9 @@ from engine_svc.config import EngineConfig
 from engine_svc.core.engine_core import EngineCore
 from engine_svc.core.interfaces import Executor, KVCacheConfig, KVCacheSpec
 from engine_svc.core.scheduler import SchedulerConfig
+from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
+from engine_svc.model.checkpoint import eos_token_ids, read_json, tokenizer_digest
+from engine_svc.model.resolve import resolve_model
 from engine_svc.step_recorder import StepRecorder
 from shared.errors import StartupError
 from shared.types import EngineInfo
@@ -52,8 +55,6 @@ class KVCacheSize:
 def check_model(config: EngineConfig) -> None:
     """Raises StartupError when the model is not there; takes no time and loads nothing."""
     if config.executor == "uniproc":
-        from engine_svc.model.resolve import resolve_model
-
         resolve_model(config.model, config.revision)
 
 
@@ -230,9 +231,6 @@ def build_executor(config: EngineConfig, progress: Progress | None) -> Executor:
 
 def _build_fake(config: EngineConfig) -> Executor:
     """A fake of the model in a folder takes that model's end tokens and tokenizer, so that a real frontend fits it."""
-    from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
-    from engine_svc.model.checkpoint import eos_token_ids, read_json, tokenizer_digest
-
     folder = Path(config.model)
     eos: tuple[int, ...] = (2,)
     if (folder / "config.json").is_file():
@@ -261,8 +259,8 @@ def _build_fake(config: EngineConfig) -> Executor:
 
 def _build_uniproc(config: EngineConfig, progress: Progress | None) -> Executor:
     # torch is imported here, once the flags, the ports and the model's path are known to be right.
-    from engine_svc.executor.uniproc import ExecutorOptions, UniprocExecutor
-    from engine_svc.model.load import LoadOptions, load_model
+    from engine_svc.executor.uniproc import ExecutorOptions, UniprocExecutor  # noqa: PLC0415 - as said
+    from engine_svc.model.load import LoadOptions, load_model  # noqa: PLC0415 - as said
 
     model = load_model(
         LoadOptions(

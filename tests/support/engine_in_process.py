@@ -1,0 +1,89 @@
+"""An engine inside the test's process: real core, real gRPC, fake executor.
+
+The core runs in a thread; the server shares the test's event loop, because gRPC serves one loop of a process only.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, fields
+
+from engine_svc.config import EngineConfig
+from engine_svc.core_thread import CoreThread, EngineDeadError
+from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
+from engine_svc.metrics import EngineMetrics
+from engine_svc.service.hub import HubOptions
+from engine_svc.service.server import EngineServer, ServerOptions
+from engine_svc.startup import Engine, _build
+
+
+@dataclass
+class EngineInProcess:
+    """A running engine. `executor` and `engine.core` are there to look at and to hold steps."""
+
+    executor: FakeExecutor
+    engine: Engine
+    core: CoreThread
+    server: EngineServer
+    metrics: EngineMetrics
+    thread: threading.Thread
+    error: list[EngineDeadError] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return self.server.rpc.address
+
+    def drain(self, seconds: float) -> None:
+        """What a SIGTERM does."""
+        self.server.drain(seconds)
+        self.core.shut_down(time.monotonic() + seconds)
+
+
+@contextlib.asynccontextmanager
+async def engine_in_process(
+    *,
+    executor: FakeExecutor | None = None,
+    hub: HubOptions | None = None,
+    port: int = 0,
+    execute_timeout: float = 30.0,
+    **options: object,
+) -> AsyncIterator[EngineInProcess]:
+    """A ready engine. `options` are fields of EngineConfig or of FakeExecutorOptions."""
+    flags = {f.name for f in fields(EngineConfig)}
+    fake = FakeExecutorOptions(**{name: value for name, value in options.items() if name not in flags})
+    if "max_model_len" in options:
+        fake = FakeExecutorOptions(**{name: options[name] for name in options if name not in flags - {"max_model_len"}})
+    executor = executor or FakeExecutor(fake)
+    config = EngineConfig(
+        model="fake", executor="fake", **{name: value for name, value in options.items() if name in flags}
+    )
+    engine = _build(config, executor)
+    metrics = EngineMetrics(config.model, config.engine_index)
+    metrics.set_cache_config(engine.cache_config)
+    server = EngineServer(
+        ServerOptions(port=port, hub=hub or HubOptions(heartbeat_interval=0.2), execute_timeout=execute_timeout)
+    )
+    await server.start()
+    core = CoreThread(engine.core, engine.executor, server.hub, execute_timeout=execute_timeout)
+    errors: list[EngineDeadError] = []
+
+    def run() -> None:
+        try:
+            core.run()
+        except EngineDeadError as error:
+            errors.append(error)
+            server.hub._loop.call_soon_threadsafe(server.die, str(error))
+
+    thread = threading.Thread(target=run, name="core", daemon=True)
+    thread.start()
+    server.set_ready(engine.info, core, metrics)
+    try:
+        yield EngineInProcess(executor, engine, core, server, metrics, thread, errors)
+    finally:
+        executor.release()
+        core.shut_down(time.monotonic())
+        await server.close(1.0)
+        executor.shutdown()
+        thread.join(20)
+        assert not thread.is_alive(), "the core thread did not end"

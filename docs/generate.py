@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from engine_svc.config import EngineConfig
 from frontend_svc.config import FrontendConfig
+
+from engine_svc.config import EngineConfig
 from shared.config import ENVIRONMENT_PREFIX, flag_name
 
 TARGET = Path(__file__).resolve().parent / "configuration.md"
@@ -27,9 +28,8 @@ def table(title: str, command: str, config_class: type[Any]) -> str:
     """One service's options."""
     lines = [f"\n## {title}\n", f"`{command}`\n", "| flag | environment | default | what it is |", "|---|---|---|---|"]
     hints = get_type_hints(config_class)
-    for field in dataclasses.fields(config_class):
-        if "help" in field.metadata:
-            lines.append(row(field, hints[field.name]))
+    fields = [field for field in dataclasses.fields(config_class) if "help" in field.metadata]
+    lines += [row(field, hints[field.name]) for field in fields]
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 The core runs in a thread; the server shares the test's event loop, because gRPC serves one loop of a process only.
 """
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -11,11 +12,16 @@ from dataclasses import dataclass, field, fields
 
 from engine_svc.config import EngineConfig
 from engine_svc.core_thread import CoreThread, EngineDeadError
-from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
+from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions, fake_token
 from engine_svc.metrics import EngineMetrics
 from engine_svc.service.hub import HubOptions
 from engine_svc.service.server import EngineServer, ServerOptions
 from engine_svc.startup import Engine, _build
+
+
+def fake_tokens(prompt: list[int], count: int, *, seed: int = 0, start: int = 0, vocab_size: int = 1000) -> list[int]:
+    """What a fake engine answers, from output index `start` on, when nothing ends the output."""
+    return [fake_token(prompt, seed, index, vocab_size) for index in range(start, start + count)]
 
 
 @dataclass
@@ -33,6 +39,24 @@ class EngineInProcess:
     @property
     def address(self) -> str:
         return self.server.rpc.address
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that the core holds."""
+        return len(self.engine.core._requests)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV cache blocks in use."""
+        pool = self.engine.core.scheduler.kv.pool
+        return round(pool.usage * (self.engine.info.num_blocks - 1))
+
+    async def wait_idle(self, timeout: float = 20.0) -> None:
+        """Waits until the core holds no request and no block, and finds itself consistent."""
+        async with asyncio.timeout(timeout):
+            while self.num_open_requests or self.num_used_blocks or self.core.busy_seconds():
+                await asyncio.sleep(0.01)
+        self.engine.core.check_invariants()
 
     def drain(self, seconds: float) -> None:
         """What a SIGTERM does."""

@@ -14,7 +14,7 @@ MODELS := smollm2 gemma3-270m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-engine setup-frontend models demo serve test test-fast lint protos protos-check \
+.PHONY: help setup setup-engine setup-frontend models embedded-model demo serve test test-fast lint protos protos-check \
 	breaking-check docs docs-check bench clean
 
 help: ## Show this list.
@@ -48,6 +48,9 @@ setup-frontend: $(VENV)/.setup-frontend ## Install what a frontend needs, withou
 
 models: setup ## Fetch and convert the embedded models that the tests use.
 	@set -e; for model in $(MODELS); do $(BIN)/takt model pull $$model; done
+
+embedded-model: setup-engine ## Fetch and convert the embedded model with an engine's installation; the image does this.
+	$(BIN)/python -m engine_svc.model pull smollm2
 
 demo: setup ## Fetch the embedded model, start an engine and a frontend, ask a question, stop.
 	$(BIN)/takt model pull smollm2

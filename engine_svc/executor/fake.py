@@ -234,7 +234,7 @@ class FakeExecutor:
     # --- for tests ------------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Keeps the next steps from computing until `release`; one that computes already goes on. Not when synchronous."""
+        """Keeps steps from computing until `release`; one that computes already goes on. Not when synchronous."""
         self._gate.clear()
 
     def release(self) -> None:

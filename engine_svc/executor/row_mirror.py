@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from engine_svc.core.interfaces import INVALID_TOKEN, KVCacheConfig
 from engine_svc.core.scheduler_output import BlockTableCells, IntArray, RowAdded, SchedulerOutput
+from engine_svc.executor.sampling_batch import SamplingBatch
 
 NO_TOKEN = -1
+_NO_PAIRS: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class StepInputs:
 
 
 class RowMirror:
-    """Arrays of shape [max_num_seqs], token ids [max_num_seqs, max_model_len], tables [groups, max_num_seqs, blocks]."""
+    """Columns [max_num_seqs], token ids [max_num_seqs, max_model_len], block tables [groups, max_num_seqs, blocks]."""
 
     def __init__(self, config: KVCacheConfig, num_groups: int = 1) -> None:
         rows = config.max_num_seqs
@@ -128,3 +130,24 @@ class RowMirror:
         """
         self.token_ids[rows, self.num_tokens[rows]] = np.where(token_ids == INVALID_TOKEN, 0, token_ids)
         self.num_tokens[rows] += 1
+
+    def sampling_batch(self, rows: IntArray) -> SamplingBatch:
+        """Parameters of the rows that sample now."""
+        output_index = self.num_output_tokens(rows)
+        masked_rows, masked_token_ids = _NO_PAIRS, _NO_PAIRS
+        below = np.flatnonzero(output_index < self.min_tokens[rows])
+        if len(below):
+            stops = self.stop_token_ids[rows[below]].astype(np.int64)
+            index, column = np.nonzero(stops != NO_TOKEN)
+            masked_rows, masked_token_ids = below[index], stops[index, column]
+        return SamplingBatch(
+            is_greedy=self.is_greedy[rows],
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            seed=self.seed[rows],
+            output_index=output_index,
+            masked_rows=masked_rows,
+            masked_token_ids=masked_token_ids,
+        )

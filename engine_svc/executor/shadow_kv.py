@@ -59,7 +59,8 @@ class ShadowKVCache:
         self._expected[rows, positions] = self._expected[rows, positions - 1] + self._terms(token_ids, positions)
 
     def _terms(self, token_ids: IntArray, positions: npt.NDArray[np.integer]) -> UInt64Array:
-        return mix64(token_ids.astype(np.uint64) + np.uint64(1)) * self._weights[positions]
+        terms: UInt64Array = mix64(token_ids.astype(np.uint64) + np.uint64(1)) * self._weights[positions]
+        return terms
 
     def run(self, output: SchedulerOutput, mirror: RowMirror, inputs: StepInputs) -> None:
         """Writes the step's tokens, then reads every sequence of the batch, as a layer of a model does."""

@@ -1,7 +1,7 @@
 """Runs an EngineCore to the end of given requests, and says what a FakeExecutor must have made of each.
 
-`Driver` collects tokens and finishes by (client, handle), aborts at chosen steps, and checks the core's invariants after
-every step. `expected_output` is the oracle, one token at a time, independent of rows, blocks and batches.
+`Driver` collects tokens and finishes by (client, handle), aborts at chosen steps, and checks the core's invariants
+after every step. `expected_output` is the oracle, one token at a time, independent of rows, blocks and batches.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,0 +1,26 @@
+"""What the row mirror hands to the sampler: the parameters of the rows that sample now. No torch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_svc.core.scheduler_output import IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBatch:
+    """Parameters of the rows that sample, in the order of the logits. Arrays are [num_rows], unless told."""
+
+    is_greedy: npt.NDArray[np.bool_]
+    temperature: npt.NDArray[np.float64]
+    # 0 keeps all tokens.
+    top_k: IntArray
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float64]
+    seed: npt.NDArray[np.uint64]
+    # Index in its output of the token that is sampled now.
+    output_index: IntArray
+    # [num_masked]: tokens that may not be sampled, as pairs of a row of the logits and a token id.
+    masked_rows: npt.NDArray[np.int64]
+    masked_token_ids: npt.NDArray[np.int64]

@@ -2,22 +2,23 @@
 
 from collections.abc import Sequence
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from takt_client.types import Load, Model
 
 _STATE_STYLES = {"ready": "green", "connecting": "yellow", "suspect": "yellow", "draining": "cyan", "refused": "red"}
 
 
-def load_table(load: Load) -> Table:
-    """What the engines of a frontend are doing."""
+def load_table(load: Load) -> Group:
+    """What the engines of a frontend are doing, and what went wrong with those that are not ready."""
     state = "draining" if load.draining else "serving"
     table = Table(title=f"{load.num_requests} requests in flight, frontend {state}", title_justify="left")
     for name in ("engine", "state"):
         table.add_column(name)
-    for name in ("running", "waiting", "KV cache", "in flight", "steps", "max length", "last seen"):
+    for name in ("running", "waiting", "KV cache", "in flight", "steps", "last seen"):
         table.add_column(name, justify="right")
-    table.add_column("last error", overflow="fold")
     for engine in load.engines:
         style = _STATE_STYLES.get(engine.state, "")
         table.add_row(
@@ -28,11 +29,10 @@ def load_table(load: Load) -> Table:
             f"{engine.kv_cache_usage:.1%}",
             str(engine.num_in_flight),
             str(engine.step_counter),
-            str(engine.max_model_len or "-"),
             f"{engine.last_seen_seconds:.1f} s",
-            engine.last_error,
         )
-    return table
+    troubled = [engine for engine in load.engines if engine.last_error and engine.state != "ready"]
+    return Group(table, *(Text(f"{engine.address}: {engine.last_error}", style="yellow") for engine in troubled))
 
 
 def model_table(models: Sequence[Model]) -> Table:

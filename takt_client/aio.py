@@ -37,6 +37,8 @@ class AsyncChunkStream(AsyncIterator[Chunk]):
         return convert.chunk(response)
 
     def _end(self, error: BaseException) -> BaseException:
+        # gRPC does so itself, unless the cancellation meets the sending of the request.
+        self._call.cancel()
         task = asyncio.current_task()
         if self._closed and not (task and task.cancelling()):
             return StopAsyncIteration()

@@ -82,6 +82,8 @@ class CoreThread:
         self._failure: str | None = None
         # Set when the future that the core waits for is done, or when the limits of the wait changed.
         self._woken = threading.Event()
+        # Requests ended since the last step without an output that would make the next one come.
+        self._unreported = False
         self._load = EngineLoad()
         self._step_started: float | None = None
         self._busy_since: float | None = None
@@ -140,7 +142,7 @@ class CoreThread:
         """Handles what arrived, waiting for it when there is nothing else to do. False: the shutdown is complete."""
         # Read before the queue is emptied, so that every add that came before the shutdown is seen.
         deadline = self._shutdown_deadline
-        if deadline is None and not self._core.has_work():
+        if deadline is None and not self._has_work():
             self._handle(self._wait_for_message())
         self._busy_since = time.monotonic()
         try:
@@ -165,9 +167,13 @@ class CoreThread:
             self._eager_aborts.clear()
             return self._inbox.get()
 
+    def _has_work(self) -> bool:
+        return self._unreported or self._core.has_work()
+
     def _step(self) -> None:
-        if not self._core.has_work():
+        if not self._has_work():
             return
+        self._unreported = False
         started = self._step_started = time.monotonic()
         try:
             outputs = self._core.step(self)
@@ -175,7 +181,7 @@ class CoreThread:
             self._step_started = None
         self._load = self._core.load()
         self._listener.on_step(outputs, time.monotonic() - started)
-        if not outputs.by_client and not outputs.stats.num_scheduled_tokens:
+        if not outputs.by_client and not outputs.stats.num_scheduled_tokens and self._core.has_work():
             self._wait_while_blocked()
 
     def _wait_while_blocked(self) -> None:
@@ -192,8 +198,10 @@ class CoreThread:
                     self._core.add_request(client, request, received)
             case AbortRequests(aborts):
                 self._core.abort_requests(aborts)
+                self._unreported = True
             case ClientGone(client):
                 self._core.abort_client(client)
+                self._unreported = True
             case UtilityCall():
                 self._run_utility(message)
             case EngineFailed(reason):

@@ -19,7 +19,7 @@ from engine_svc.metrics import EngineMetrics
 from engine_svc.service.convert import encode_dead, encode_draining, encode_heartbeat, encode_ready
 from engine_svc.service.outbox import OutboxLimits
 from engine_svc.service.stream import FrontendStream, StreamContext
-from shared.errors import InternalError, OverloadedError, TaktError, UnavailableError
+from shared.errors import OverloadedError, TaktError, UnavailableError
 from shared.types import EngineInfo
 
 logger = logging.getLogger(__name__)
@@ -91,17 +91,15 @@ class Hub:
                 self._route_step(*item)
 
     def _route_step(self, outputs: EngineCoreOutputs, seconds: float) -> None:
-        if self._metrics is not None:
-            self._metrics.observe_step(outputs.stats, seconds)
         for client, step_outputs in outputs.by_client.items():
             stream = self._streams.get(client)
-            if stream is None:
-                continue
-            try:
+            if stream is not None:
                 stream.deliver(step_outputs)
+        if self._metrics is not None:
+            try:
+                self._metrics.observe_step(outputs.stats, seconds)
             except Exception:
-                logger.exception("outputs for %s could not be delivered", stream)
-                stream.end(InternalError("outputs could not be delivered; the engine's log tells more"))
+                logger.exception("a step could not be counted")
 
     # --- the life of the engine -----------------------------------------------------------------------------------
 

@@ -41,8 +41,9 @@ class _MergedOutputs:
         self._first_scheduled: list[FirstScheduled] = []
         self._finished: list[FinishedRequest] = []
 
-    def add(self, outputs: StepOutputs) -> None:
-        """Adds what came after everything added so far."""
+    def add(self, outputs: StepOutputs) -> int:
+        """Adds what came after everything added so far; returns by how many bytes that made it larger, estimated."""
+        known = len(self._tokens)
         self._step = outputs.step
         self._load = outputs.load or self._load
         start = 0
@@ -52,6 +53,8 @@ class _MergedOutputs:
             start = end
         self._first_scheduled += outputs.first_scheduled
         self._finished += outputs.finished
+        # A column that is there already costs nothing more.
+        return estimate_bytes(outputs) - COLUMN_BYTES * (len(outputs.handles) - len(self._tokens) + known)
 
     def flatten(self) -> StepOutputs:
         """Everything as one step's outputs."""
@@ -98,20 +101,22 @@ class Outbox:
         """Adds a step's outputs."""
         if self._closed:
             return
-        self._waiting_bytes += estimate_bytes(outputs)
         self.num_tokens += len(outputs.token_ids)
-        if self._merged is not None:
-            self._merged.add(outputs)
-            self.num_merged += 1
-        elif self._single is not None:
-            self._merged = _MergedOutputs()
-            self._merged.add(self._single)
-            self._merged.add(outputs)
-            self._single = None
-            self.num_merged += 1
-        else:
+        if self._single is None and self._merged is None:
             self._single = outputs
+            self._waiting_bytes += estimate_bytes(outputs)
+        else:
+            self._waiting_bytes += self._merge().add(outputs)
+            self.num_merged += 1
         self._fill()
+
+    def _merge(self) -> _MergedOutputs:
+        if self._merged is None:
+            self._merged = _MergedOutputs()
+            if self._single is not None:
+                self._merged.add(self._single)
+                self._single = None
+        return self._merged
 
     def put_frame(self, frame: bytes) -> None:
         """Adds a message of its own, in the order of such messages."""

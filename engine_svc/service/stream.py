@@ -5,6 +5,7 @@ that is refused here never reaches the core, and an open call is answered once, 
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -28,12 +29,15 @@ from engine_svc.service.outbox import Outbox, OutboxLimits
 from shared.errors import (
     DeadlineExceededError,
     DuplicateRequestError,
+    InternalError,
     InvalidRequestError,
     OverloadedError,
     TaktError,
     UnavailableError,
 )
 from shared.types import EngineRequest, FinishedRequest, FinishReason, StepOutputs
+
+logger = logging.getLogger(__name__)
 
 MAX_OPEN_CALLS = 64
 
@@ -163,7 +167,7 @@ class FrontendStream:
         method, timer = self._open_calls.pop(call_id, (None, None))
         if timer is not None:
             timer.cancel()
-            self.outbox.put_frame(encode_utility_result(call_id, method, outcome))
+            self.outbox.put_frame(_encode_outcome(call_id, method, outcome))
 
     # --- from the engine ------------------------------------------------------------------------------------------
 
@@ -191,6 +195,15 @@ class FrontendStream:
         self._open_requests.clear()
         self.outbox.drop()
         self._context.core.submit(ClientGone(self.client))
+
+
+def _encode_outcome(call_id: int, method: UtilityMethod | None, outcome: UtilityOutcome) -> bytes:
+    try:
+        return encode_utility_result(call_id, method, outcome)
+    except (TypeError, ValueError):
+        logger.exception("the result of %s cannot be encoded", type(method).__name__)
+        error = InternalError("the result cannot be encoded; the engine's log tells more")
+        return encode_utility_result(call_id, None, error)
 
 
 def _refusal(handle: int, error: TaktError) -> FinishedRequest:

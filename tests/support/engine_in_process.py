@@ -51,6 +51,10 @@ class EngineInProcess:
         pool = self.engine.core.scheduler.kv.pool
         return round(pool.usage * (self.engine.info.num_blocks - 1))
 
+    async def wait_for_step(self, step: int) -> None:
+        """Waits until the executor has taken up a step; it may still be held."""
+        await asyncio.to_thread(self.executor.wait_for_step, step)
+
     async def wait_idle(self, timeout: float = 20.0) -> None:
         """Waits until the core holds no request and no block, and finds itself consistent."""
         async with asyncio.timeout(timeout):
@@ -74,11 +78,12 @@ async def engine_in_process(
     **options: object,
 ) -> AsyncIterator[EngineInProcess]:
     """A ready engine. `options` are fields of EngineConfig or of FakeExecutorOptions."""
-    flags = {f.name for f in fields(EngineConfig)}
-    fake = FakeExecutorOptions(**{name: value for name, value in options.items() if name not in flags})
-    if "max_model_len" in options:
-        fake = FakeExecutorOptions(**{name: options[name] for name in options if name not in flags - {"max_model_len"}})
-    executor = executor or FakeExecutor(fake)
+    flags = {f.name for f in fields(EngineConfig)} - {"executor"}
+    knobs = {f.name for f in fields(FakeExecutorOptions)}
+    assert set(options) <= flags | knobs, set(options) - flags - knobs
+    executor = executor or FakeExecutor(
+        FakeExecutorOptions(**{name: value for name, value in options.items() if name in knobs})
+    )
     config = EngineConfig(
         model="fake", executor="fake", **{name: value for name, value in options.items() if name in flags}
     )

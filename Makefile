@@ -80,10 +80,10 @@ protos-check: setup ## Fail when the generated code is out of date.
 breaking-check: setup ## Fail when the protos break those of the main branch.
 	BUF=$(BIN)/buf protos/check_breaking.sh
 
-docs: setup ## Generate docs/configuration.md from the configuration classes.
+docs: setup ## Generate docs/configuration.md and the tree in README.md from the code.
 	$(BIN)/python docs/generate.py
 
-docs-check: setup ## Fail when docs/configuration.md is out of date.
+docs-check: setup ## Fail when what make docs generates is out of date.
 	$(BIN)/python docs/generate.py --check
 
 bench: setup ## Measure the core's steps; bench/grpc_load.py measures a running frontend.

@@ -1,4 +1,4 @@
-"""Random requests, aborts and pools against the fake executor, which checks every position, slot and prefix it is given.
+"""Random requests, aborts and pools against the fake executor, which checks every position, slot and prefix.
 
 Whatever the schedule, each request's tokens are the ones that it gets alone.
 """

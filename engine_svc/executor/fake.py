@@ -24,6 +24,7 @@ from engine_svc.core.interfaces import (
     ModelRunnerOutput,
 )
 from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
+from engine_svc.executor.profiles import trace_path
 from engine_svc.executor.row_mirror import RowMirror
 from engine_svc.executor.serial_worker import SerialWorker
 from engine_svc.executor.shadow_kv import ShadowKVCache, UInt64Array, mix64
@@ -262,18 +263,14 @@ class FakeExecutor:
         return self._worker.submit(self._stop_profile, fatal=False).result()
 
     def _start_profile(self, name: str) -> None:
-        if self._options.profile_dir is None:
-            raise PreconditionError("profiles need a folder, none is set")
         if self._profile is not None:
             raise PreconditionError("a profile is running")
-        path = Path(self._options.profile_dir) / f"{name}.json"
-        self._profile = _Profile(path, time.perf_counter())
+        self._profile = _Profile(trace_path(self._options.profile_dir, name), time.perf_counter())
 
     def _stop_profile(self) -> str:
         if self._profile is None:
             raise PreconditionError("no profile is running")
         profile, self._profile = self._profile, None
-        profile.path.parent.mkdir(parents=True, exist_ok=True)
         profile.path.write_text(json.dumps({"traceEvents": profile.events}))
         return str(profile.path)
 

@@ -13,11 +13,15 @@ from shared.types import AbortCause, EngineLoad, EngineRequest, FinishedRequest,
 
 @dataclass(frozen=True, slots=True)
 class EngineLoss:
-    """Why an engine is gone. `crashed` is False when it drained, or when the request had not been sent to it yet."""
+    """Why an engine is gone for a request.
+
+    `crashed`: it may have been computing the request when it failed. `drained`: it went in good order.
+    """
 
     address: str
     reason: str
     crashed: bool
+    drained: bool
 
 
 class RequestSink(Protocol):

@@ -208,8 +208,9 @@ class EngineStream:
 
     def close(self, reason: str) -> None:
         """Ends everything that is open. The engine crashed unless it was draining in good health."""
-        loss = self._loss = EngineLoss(self._address, reason, crashed=self._dead or not self.draining)
-        unharmed = EngineLoss(self._address, reason, crashed=False)
+        drained = self.draining and not self._dead
+        loss = self._loss = EngineLoss(self._address, reason, crashed=not drained, drained=drained)
+        unharmed = EngineLoss(self._address, reason, crashed=False, drained=drained)
         sinks, self._sinks = self._sinks, {}
         for handle, sink in sinks.items():
             sink.on_lost(unharmed if handle in self._unsent_adds else loss)

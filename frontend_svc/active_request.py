@@ -1,0 +1,221 @@
+"""The requests in flight on this frontend: found by id, ended from outside, released exactly once.
+
+A request is released by its own task or by the end of its call, whichever comes first: a task that is blocked in a
+write learns of a vanished client only when it is collected. Releasing is synchronous and aborts the request in its
+engine. Invariant: a released request is in no engine, and its id is free.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from frontend_svc.collector import OutputCollector, slow_consumer_error
+from frontend_svc.metrics import FrontendMetrics
+from frontend_svc.request import Caller
+from shared.engine_client import EngineCoreClient
+from shared.errors import DeadlineExceededError, DuplicateRequestError, TaktError, UnavailableError
+from shared.types import AbortCause, EngineRequest, FinishedRequest, FinishReason
+
+# A call that ends this close to its deadline was ended by it.
+DEADLINE_TOLERANCE_SECONDS = 0.02
+
+
+class Call(Protocol):
+    """The client's call, as far as a request knows it."""
+
+    @property
+    def caller(self) -> Caller:
+        """What is known of the caller."""
+
+    async def admitted(self) -> None:
+        """The request is in an engine: nobody else must retry it."""
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Calls back once the call is over, however."""
+
+    def end(self, error: TaktError) -> None:
+        """Ends the call although its client does not read."""
+
+
+class ActiveRequest:
+    """A request in flight. All methods belong to the event loop."""
+
+    def __init__(self, request_id: str, call: Call, limits: "SlowClientLimits", metrics: FrontendMetrics) -> None:
+        self.request_id = request_id
+        self.call = call
+        self.collector = OutputCollector(limits.max_tokens, self._check_overflow)
+        self.num_output_tokens = 0
+        self.is_released = False
+        self._limits = limits
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._client: EngineCoreClient | None = None
+        self._handle = 0
+        # Since when a message has been waiting for the client.
+        self._offered_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        deadline = call.caller.deadline
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    # --- the engine ---------------------------------------------------------------------------------------------------
+
+    def send(self, client: EngineCoreClient, request: EngineRequest) -> None:
+        """Sends the request to an engine; outputs arrive in the collector. Raises TaktError."""
+        self._handle = client.add_request(request, self.collector)
+        self._client = client
+
+    def left_engine(self) -> None:
+        """The engine has nothing of the request any more."""
+        self._client = None
+
+    def abort_in_engine(self, cause: AbortCause) -> None:
+        """Ends the request in its engine, if it is in one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.abort_request(self._handle, cause)
+            self._metrics.aborted(cause)
+
+    # --- ends from outside --------------------------------------------------------------------------------------------
+
+    def abort(self, cause: AbortCause) -> None:
+        """Ends the request as the client or the operator asked: with a last message."""
+        self.abort_in_engine(cause)
+        self.collector.on_finished(FinishedRequest(handle=0, reason=FinishReason.ABORT, abort_cause=cause))
+
+    def shut_down(self) -> None:
+        """Ends the request because the frontend goes: with a last message if there was a first one."""
+        if self.num_output_tokens:
+            self.abort(AbortCause.SHUTDOWN)
+        else:
+            self.abort_in_engine(AbortCause.SHUTDOWN)
+            self.collector.fail(UnavailableError("the frontend shuts down", reason="DRAINING"))
+
+    def _expire(self) -> None:
+        self.abort_in_engine(AbortCause.DEADLINE)
+        self.collector.fail(DeadlineExceededError("the request's deadline passed"))
+
+    # --- a client that does not read ----------------------------------------------------------------------------------
+
+    def offered(self) -> None:
+        """A message is offered to the client."""
+        self._offered_at = self._loop.time()
+
+    def taken(self) -> None:
+        """The client has taken it."""
+        self._offered_at = None
+
+    def _check_overflow(self) -> None:
+        if self._offered_at is not None:
+            self._end_slow(f"more than {self._limits.max_tokens} tokens wait")
+
+    def check_progress(self, now: float) -> None:
+        """Ends the call when its client has not taken a message for too long."""
+        if self._offered_at is not None and now - self._offered_at > self._limits.timeout:
+            self._offered_at = None
+            self.call.end(self._end_slow(f"it has taken nothing for {self._limits.timeout:g} s"))
+
+    def _end_slow(self, reason: str) -> TaktError:
+        error = slow_consumer_error(reason)
+        self.abort_in_engine(AbortCause.SLOW_CONSUMER)
+        self.collector.fail(error)
+        return error
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Forgets the request, and ends it in its engine when it is still there. Idempotent."""
+        if self.is_released:
+            return
+        self.is_released = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.abort_in_engine(self._cause_of_call_end())
+
+    def _cause_of_call_end(self) -> AbortCause:
+        deadline = self.call.caller.deadline
+        if deadline is not None and self._loop.time() >= deadline - DEADLINE_TOLERANCE_SECONDS:
+            return AbortCause.DEADLINE
+        return AbortCause.CLIENT
+
+
+class SlowClientLimits:
+    """When a client is too slow: more unread tokens than `max_tokens`, or a message not taken for `timeout` seconds."""
+
+    __slots__ = ("max_tokens", "timeout")
+
+    def __init__(self, max_tokens: int, timeout: float) -> None:
+        self.max_tokens = max_tokens
+        self.timeout = timeout
+
+
+class ActiveRequests:
+    """All requests in flight."""
+
+    def __init__(self, limits: SlowClientLimits, metrics: FrontendMetrics) -> None:
+        self.is_draining = False
+        self._limits = limits
+        self._metrics = metrics
+        self._requests: dict[str, ActiveRequest] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @contextmanager
+    def open(self, request_id: str, call: Call) -> Iterator[ActiveRequest]:
+        """Holds a request until the block ends or the call does.
+
+        Raises UnavailableError while draining, DuplicateRequestError when the id is in flight.
+        """
+        if self.is_draining:
+            raise UnavailableError("the frontend is draining", reason="DRAINING")
+        if request_id in self._requests:
+            raise DuplicateRequestError(
+                f"request_id must be unique among the requests in flight, got {request_id!r} again", field="request_id"
+            )
+        active = ActiveRequest(request_id, call, self._limits, self._metrics)
+        self._requests[request_id] = active
+        self._changed()
+        call.on_done(lambda: self._release(active))
+        try:
+            yield active
+        finally:
+            self._release(active)
+
+    def _release(self, active: ActiveRequest) -> None:
+        if not active.is_released:
+            active.release()
+            del self._requests[active.request_id]
+            self._changed()
+
+    def _changed(self) -> None:
+        self._metrics.set_in_flight(len(self._requests))
+        if self._requests:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request for its client; False when it is not in flight."""
+        active = self._requests.get(request_id)
+        if active is not None:
+            active.abort(AbortCause.CLIENT)
+        return active is not None
+
+    def shut_down(self) -> None:
+        """Ends all of them."""
+        for active in list(self._requests.values()):
+            active.shut_down()
+
+    def check_progress(self) -> None:
+        """Ends those whose client does not read."""
+        now = asyncio.get_running_loop().time()
+        for active in list(self._requests.values()):
+            active.check_progress(now)
+
+    async def wait_idle(self) -> None:
+        """Returns when none is left."""
+        await self._idle.wait()

@@ -1,0 +1,69 @@
+"""Turns prompts into token ids. Long ones are worked on in a thread, so that nobody else's tokens wait for them.
+
+Knows neither engines nor calls.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from frontend_svc.request import ChatTurn, GenerationRequest
+from frontend_svc.text.tokenizer import Tokenizer
+from shared.errors import InvalidRequestError, PreconditionError
+
+T = TypeVar("T")
+
+# Shorter ones take less than the way to a thread and back is worth.
+THREAD_BYTES = 8 * 1024
+NUM_THREADS = 2
+
+
+class Prompts:
+    """The tokenizer as the services use it."""
+
+    def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
+        """`timeout` limits the seconds that a caller waits for one text; work under way is not interrupted."""
+        self._tokenizer = tokenizer
+        self._timeout = timeout
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def tokenize(self, request: GenerationRequest) -> Sequence[int]:
+        """The prompt's token ids. Raises InvalidRequestError or PreconditionError."""
+        if request.token_ids is not None:
+            return request.token_ids
+        if request.turns is not None:
+            return await self.tokenize_turns(request.turns)
+        assert request.text is not None
+        return await self.tokenize_text(request.text, add_special_tokens=True)
+
+    async def tokenize_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """A text's token ids."""
+        return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def tokenize_turns(self, turns: Sequence[ChatTurn]) -> Sequence[int]:
+        """A conversation's token ids, rendered by the model's chat template."""
+        if not self._tokenizer.has_chat_template:
+            raise PreconditionError("the served model has no chat template; give one with --chat-template")
+        size = sum(len(turn.content) for turn in turns)
+        return await self._run(size, lambda: self._tokenizer.encode_chat(turns))
+
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        size = 4 * len(token_ids)
+        return await self._run(size, lambda: self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= THREAD_BYTES:
+            return work()
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"the prompt must be tokenized within {self._timeout:g} s, got no result", reason="TOKENIZE_TIMEOUT"
+            ) from None

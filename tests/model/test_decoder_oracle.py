@@ -31,7 +31,7 @@ def _load(folder: Path, **options: object):
 
 
 def _oracle(folder: Path, token_ids: list[int]):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():

@@ -68,11 +68,15 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", {}),
     "gpt2": ("GPT2Config", {"n_positions": 512}),
     "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.5}),
+    # Models that are refused: a recurrent state, attention that cannot be replaced, attention sinks.
     "mamba": ("MambaConfig", {}),
+    "bloom": ("BloomConfig", {}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 FAMILIES = tuple(_FAMILIES)
-NATIVE = tuple(f for f in FAMILIES if f not in ("gpt2", "gpt_neox", "mamba"))
 FALLBACK = ("gpt2", "gpt_neox")
+REFUSED = ("mamba", "bloom", "gpt_oss")
+NATIVE = tuple(family for family in FAMILIES if family not in FALLBACK + REFUSED)
 
 
 def tiny_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
@@ -80,8 +84,8 @@ def tiny_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
     folder = directory / f"{family}-{seed}"
     if (folder / "tokenizer.json").is_file():
         return folder
-    import torch
-    import transformers
+    import torch  # noqa: PLC0415 - heavy
+    import transformers  # noqa: PLC0415 - heavy
 
     class_name, options = _FAMILIES[family]
     config = getattr(transformers, class_name)(**(_COMMON | options))
@@ -100,7 +104,7 @@ def tiny_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
 
 def write_tokenizer(folder: Path) -> None:
     """A tokenizer of single bytes, of special tokens 0 to 2, and of fillers up to the vocabulary's size."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415 - heavy
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<pad>", "<s>", "</s>"]

@@ -15,7 +15,7 @@ call, the request is released, and with that aborted in its engine.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from frontend_svc.active_request import ActiveRequest, ActiveRequests, Call
@@ -63,7 +63,7 @@ class Journey:
         self._options = options
         self._now = asyncio.get_running_loop().time
 
-    async def generate(self, request: GenerationRequest, call: Call) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: GenerationRequest, call: Call) -> AsyncGenerator[RequestOutput]:
         """Answers a request. Raises TaktError for the status of the call."""
         validate_request(request, self._options.caps, self._options.model_names)
         with self._requests.open(request.request_id, call) as active:
@@ -95,7 +95,7 @@ class Journey:
 
     async def _outputs(
         self, active: ActiveRequest, dispatch: Dispatch, builder: OutputBuilder
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """From the first token to the end of the output. Raises TaktError."""
         while not builder.is_finished:
             token_ids, finished = await self._take(active, dispatch)

@@ -17,6 +17,9 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics, model_name: str, engine: str) -> None:
         labels = {"model_name": model_name, "engine": engine}
+        # Since the summary last took them.
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
         self._success = metrics.counter("vllm:request_success")
         self._labels = labels
         self._prompt_tokens = metrics.counter("vllm:prompt_tokens").labels(**labels)
@@ -50,6 +53,7 @@ class EngineMetrics:
 
     def first_token(self, seconds: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """A request began to answer, `seconds` after it arrived."""
+        self.num_prompt_tokens += num_prompt_tokens
         self._ttft.observe(seconds)
         self._prompt_tokens.inc(num_prompt_tokens)
         self._prompt_tokens_cached.inc(num_cached_tokens)
@@ -58,6 +62,7 @@ class EngineMetrics:
 
     def tokens(self, count: int, gap: float | None) -> None:
         """Output tokens arrived, `gap` seconds after the ones before."""
+        self.num_generation_tokens += count
         self._generation_tokens.inc(count)
         if gap is not None:
             self._gap.observe(gap)
@@ -114,6 +119,14 @@ class FrontendMetrics:
         if found is None:
             found = self._engines[rank] = EngineMetrics(self._metrics, self._model_name, str(rank))
         return found
+
+    def take_token_counts(self) -> tuple[int, int]:
+        """Returns and clears the prompt and output tokens since the last call."""
+        engines = self._engines.values()
+        counts = sum(e.num_prompt_tokens for e in engines), sum(e.num_generation_tokens for e in engines)
+        for engine in engines:
+            engine.num_prompt_tokens = engine.num_generation_tokens = 0
+        return counts
 
     def call_ended(self, method: str, code: str) -> None:
         """A call ended with a status."""

@@ -50,7 +50,11 @@ class GrpcCall:
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls back once the call is over."""
-        self._context.add_done_callback(lambda _: callback())
+
+        def done(_context: Any) -> None:
+            callback()
+
+        self._context.add_done_callback(done)
 
     def end(self, error: TaktError) -> None:
         """Sends a status behind what the client has not read, and ends the task that is blocked in a write."""

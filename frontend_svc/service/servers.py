@@ -1,0 +1,35 @@
+"""The two gRPC servers of a frontend: the public port for applications, the admin port for operators."""
+
+from frontend_svc.service.admin_servicer import AdminServicer
+from frontend_svc.service.servicer import InferenceServicer
+from shared.rpc.options import public_server_options
+from shared.rpc.raw import raw_handlers
+from shared.rpc.server import RpcServer, start_server
+from takt.v1 import admin_pb2, inference_pb2
+
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+INFERENCE_SERVICE = _INFERENCE.full_name
+ADMIN_SERVICE = _ADMIN.full_name
+
+
+async def start_inference(host: str, port: int, servicer: InferenceServicer) -> RpcServer:
+    """Serves applications. Raises StartupError when the port cannot be had."""
+    return await start_server(
+        host,
+        port,
+        handlers=[raw_handlers(_INFERENCE, servicer)],
+        services=[INFERENCE_SERVICE],
+        options=public_server_options(),
+    )
+
+
+async def start_admin(host: str, port: int, servicer: AdminServicer) -> RpcServer:
+    """Serves operators. Raises StartupError when the port cannot be had."""
+    return await start_server(
+        host,
+        port,
+        handlers=[raw_handlers(_ADMIN, servicer)],
+        services=[ADMIN_SERVICE],
+        options=public_server_options(),
+    )

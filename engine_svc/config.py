@@ -43,6 +43,9 @@ class EngineConfig:
     kv_cache_memory: str | None = option(
         None, help="Bytes for the KV cache, like 4GiB; what the device can give when not given."
     )
+    gpu_memory_utilization: float = option(
+        0.9, minimum=0.05, maximum=1, help="Share of a GPU's memory for weights, activations and KV cache."
+    )
     max_num_seqs: int = option(256, minimum=1, help="Requests computed together.")
     max_num_batched_tokens: int = option(2048, minimum=1, help="Tokens computed in one step.")
     long_prefill_token_threshold: int = option(

@@ -273,5 +273,11 @@ def _build_uniproc(config: EngineConfig, progress: Progress | None) -> Executor:
             progress=progress,
         )
     )
-    options = ExecutorOptions(max_concurrent_batches=config.max_concurrent_batches, profile_dir=config.profile_dir)
+    options = ExecutorOptions(
+        max_concurrent_batches=config.max_concurrent_batches,
+        profile_dir=config.profile_dir,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+    )
     return UniprocExecutor(model, options)

@@ -37,11 +37,14 @@ class RawFrontend:
         self.results: dict[int, pb.UtilityResult] = {}
         self.ready: pb.Ready | None = None
         self._next_handle = 1
+        self._write_lock = asyncio.Lock()
 
     # --- send -----------------------------------------------------------------------------------------------------
 
     async def send_bytes(self, data: bytes) -> None:
-        await self.call.write(data)
+        # A call takes one write at a time.
+        async with self._write_lock:
+            await self.call.write(data)
 
     async def send(self, **message: Any) -> None:
         """Sends one ConnectRequest, for example send(heartbeat=pb.Heartbeat())."""
@@ -145,7 +148,9 @@ class RawFrontend:
 
 def add_request(handle: int, prompt: list[int], **options: Any) -> pb.AddRequest:
     """A greedy request; options named like fields of SamplingParams go there, others into the request."""
-    sampling = {name: options.pop(name) for name in list(options) if name in pb.SamplingParams.DESCRIPTOR.fields_by_name}
+    sampling = {
+        name: options.pop(name) for name in list(options) if name in pb.SamplingParams.DESCRIPTOR.fields_by_name
+    }
     sampling = {"temperature": 0.0, "max_tokens": 8, **sampling}
     return pb.AddRequest(
         handle=handle,

@@ -50,7 +50,8 @@ class OutputBuilder:
     ) -> RequestOutput:
         """The output for new tokens and, perhaps, the engine's end. Tokens behind a stop string are dropped."""
         stop_token = finished is not None and finished.reason is FinishReason.STOP
-        delta = self._text.append(token_ids[:-1] if stop_token else token_ids)
+        hidden = stop_token and not self._resolved.request.sampling.include_stop_str_in_output
+        delta = self._text.append(token_ids[:-1] if hidden else token_ids)
         output = RequestOutput(text=delta.text)
         if delta.stop_string is not None:
             self.stop_string = delta.stop_string

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from frontend_svc.request import ChatTurn, GenerationRequest
+from frontend_svc.request import GenerationRequest
+from frontend_svc.text.chat_template import ChatMessage
 from frontend_svc.text.tokenizer import Tokenizer
 from shared.errors import InvalidRequestError, PreconditionError
 
@@ -36,8 +37,8 @@ class Prompts:
         """The prompt's token ids. Raises InvalidRequestError or PreconditionError."""
         if request.token_ids is not None:
             return request.token_ids
-        if request.turns is not None:
-            return await self.tokenize_turns(request.turns)
+        if request.messages is not None:
+            return await self.tokenize_chat(request.messages)
         assert request.text is not None
         return await self.tokenize_text(request.text, add_special_tokens=True)
 
@@ -45,12 +46,12 @@ class Prompts:
         """A text's token ids."""
         return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def tokenize_turns(self, turns: Sequence[ChatTurn]) -> Sequence[int]:
+    async def tokenize_chat(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
         """A conversation's token ids, rendered by the model's chat template."""
         if not self._tokenizer.has_chat_template:
             raise PreconditionError("the served model has no chat template; give one with --chat-template")
-        size = sum(len(turn.content) for turn in turns)
-        return await self._run(size, lambda: self._tokenizer.encode_chat(turns))
+        size = sum(len(message.content) for message in messages)
+        return await self._run(size, lambda: self._tokenizer.encode_chat(messages))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""

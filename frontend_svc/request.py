@@ -6,15 +6,8 @@ A GenerationRequest is what arrived, before any default is resolved: None means 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from frontend_svc.text.chat_template import ChatMessage
 from shared.types import FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +31,13 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One call of Generate or Chat. Exactly one of `text`, `token_ids` and `turns` is set."""
+    """One call of Generate or Chat. Exactly one of `text`, `token_ids` and `messages` is set."""
 
     request_id: str
     model: str = ""
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    turns: tuple[ChatTurn, ...] | None = None
+    messages: tuple[ChatMessage, ...] | None = None
     sampling: SamplingRequest = field(default_factory=SamplingRequest)
     priority: int = 0
     cache_salt: str = ""

@@ -4,6 +4,7 @@ Embedded models are fetched and converted by `takt model pull`, which also write
 Hub repository only the tokenizer's files are fetched, never the weights.
 """
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -29,12 +30,12 @@ def model_cache() -> Path:
 
 
 def find_tokenizer(name: str, revision: str | None = None) -> Path:
-    """A folder or GGUF file with a tokenizer. Raises StartupError in one line."""
+    """A folder with a tokenizer. Raises StartupError in one line."""
     path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if path.is_dir():
         return path
     if path.is_file():
-        raise StartupError(f"tokenizer {name} is no .gguf file; give a folder, or a GGUF file")
+        return _beside_gguf(path)
     if re.fullmatch(r"[\w.-]+", name):
         folder = model_cache() / name
         if (folder / "tokenizer.json").is_file():
@@ -43,6 +44,20 @@ def find_tokenizer(name: str, revision: str | None = None) -> Path:
     if _HUB_NAME.fullmatch(name):
         return _from_hub(name, revision)
     raise StartupError(f"tokenizer {name!r} is no folder, no GGUF file and no Hub name (owner/name)")
+
+
+def _beside_gguf(path: Path) -> Path:
+    """The folder into which an engine, or a pull, has written the tokenizer of a GGUF file."""
+    if path.suffix != ".gguf":
+        raise StartupError(f"tokenizer {path} is no .gguf file; give a folder, or a GGUF file")
+    if (path.parent / "tokenizer.json").is_file():
+        return path.parent
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = model_cache() / f"gguf-{digest[:16]}"
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    raise StartupError(f"the tokenizer of {path} is not converted yet; start its engine first, or give --tokenizer")
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

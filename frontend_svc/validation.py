@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontend_svc.request import ChatTurn, GenerationRequest, SamplingRequest
+from frontend_svc.request import GenerationRequest, SamplingRequest
 from frontend_svc.routing.engine_table import ServedLimits
+from frontend_svc.text.chat_template import ChatMessage
 from shared.errors import InvalidRequestError, NotFoundError, UnimplementedError
 
 MAX_REQUEST_ID_BYTES = 256
 MAX_CACHE_SALT_BYTES = 1_024
 MAX_ROLE_BYTES = 64
-MAX_TURNS = 4_096
+MAX_MESSAGES = 4_096
 # No tokenizer makes fewer tokens of ordinary text; longer text is refused before it is tokenized.
 MAX_BYTES_PER_TOKEN = 16
 # Values are shown up to this length.
@@ -61,8 +62,8 @@ def validate_request(request: GenerationRequest, caps: Caps, model_names: Collec
     _validate_sampling(request.sampling, caps)
     if request.text is not None:
         validate_text("text", request.text, caps.max_prompt_bytes)
-    elif request.turns is not None:
-        validate_turns(request.turns, caps.max_prompt_bytes)
+    elif request.messages is not None:
+        validate_messages(request.messages, caps.max_prompt_bytes)
     elif request.token_ids is not None:
         _require(len(request.token_ids) >= 1, "token_ids", "at least 1 token long", "0 tokens")
     else:
@@ -95,16 +96,18 @@ def validate_text(field: str, text: str, max_bytes: int) -> None:
     _require(size <= max_bytes, field, f"at most {max_bytes} bytes", f"{size} bytes")
 
 
-def validate_turns(turns: Sequence[ChatTurn], max_bytes: int) -> None:
+def validate_messages(messages: Sequence[ChatMessage], max_bytes: int) -> None:
     """A conversation."""
-    _require(1 <= len(turns) <= MAX_TURNS, "messages", f"1 to {MAX_TURNS} messages", f"{len(turns)} messages")
+    _require(
+        1 <= len(messages) <= MAX_MESSAGES, "messages", f"1 to {MAX_MESSAGES} messages", f"{len(messages)} messages"
+    )
     total = 0
-    for index, turn in enumerate(turns):
-        role = len(turn.role.encode())
+    for index, message in enumerate(messages):
+        role = len(message.role.encode())
         _require(
             1 <= role <= MAX_ROLE_BYTES, f"messages[{index}].role", f"1 to {MAX_ROLE_BYTES} bytes", f"{role} bytes"
         )
-        total += len(turn.content.encode())
+        total += len(message.content.encode())
     _require(total <= max_bytes, "messages", f"at most {max_bytes} bytes", f"{total} bytes")
 
 
@@ -139,9 +142,9 @@ def validate_against_engines(request: GenerationRequest, limits: ServedLimits) -
     elif request.text is not None:
         most = MAX_BYTES_PER_TOKEN * limits.max_model_len
         _require_room("text", request.text, most, limits.max_model_len)
-    for turn in request.turns or ():
+    for message in request.messages or ():
         most = MAX_BYTES_PER_TOKEN * limits.max_model_len
-        _require_room("messages", turn.content, most, limits.max_model_len)
+        _require_room("messages", message.content, most, limits.max_model_len)
 
 
 def _require_room(field: str, text: str, most: int, max_model_len: int) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from frontend_svc.request import (
-    ChatTurn,
     GenerationRequest,
     RequestOutput,
     SamplingRequest,
 )
 from frontend_svc.routing.engine_client import AsyncEngineClient
+from frontend_svc.text.chat_template import ChatMessage
 from shared.types import EngineLoad
 from takt.v1 import admin_pb2, inference_pb2, types_pb2
 
@@ -57,14 +57,14 @@ def chat_request(message: inference_pb2.ChatRequest, request_id: str) -> Generat
     """A call of Chat."""
     return GenerationRequest(
         **_common(message, request_id),
-        turns=chat_turns(message.messages),
+        messages=chat_messages(message.messages),
         unbuilt=_unbuilt(message, _CHAT_UNBUILT_NEUTRAL, ("lora_name", "tool_choice"), ("tools",)),
     )
 
 
-def chat_turns(messages: Iterable[inference_pb2.ChatMessage]) -> tuple[ChatTurn, ...]:
-    """The turns of a conversation."""
-    return tuple(ChatTurn(message.role, message.content) for message in messages)
+def chat_messages(messages: Iterable[inference_pb2.ChatMessage]) -> tuple[ChatMessage, ...]:
+    """The messages of a conversation."""
+    return tuple(ChatMessage(message.role, message.content) for message in messages)
 
 
 def _common(message: Any, request_id: str) -> dict[str, Any]:

@@ -16,16 +16,16 @@ from frontend_svc.prompts import Prompts
 from frontend_svc.routing.engine_table import EngineTable
 from frontend_svc.service.calls import Context, GrpcCall, counted, counted_stream
 from frontend_svc.service.convert import (
+    chat_messages,
     chat_request,
     chat_response,
-    chat_turns,
     generate_response,
     generation_request,
     models_response,
     tokenize_response,
 )
 from frontend_svc.text.tokenizer import Tokenizer
-from frontend_svc.validation import validate_model, validate_text, validate_token_ids, validate_turns
+from frontend_svc.validation import validate_messages, validate_model, validate_text, validate_token_ids
 from shared.errors import InvalidRequestError, UnavailableError, UnimplementedError
 from takt.v1 import inference_pb2
 
@@ -80,9 +80,9 @@ class InferenceServicer:
                     validate_text("text", request.text, services.max_prompt_bytes)
                 token_ids = await services.prompts.tokenize_text(request.text, add_special_tokens=add_special_tokens)
             case "conversation":
-                turns = chat_turns(request.conversation.messages)
-                validate_turns(turns, services.max_prompt_bytes)
-                token_ids = await services.prompts.tokenize_turns(turns)
+                messages = chat_messages(request.conversation.messages)
+                validate_messages(messages, services.max_prompt_bytes)
+                token_ids = await services.prompts.tokenize_chat(messages)
             case _:
                 raise InvalidRequestError("input must be set to text or conversation, got none", field="input")
         tokens = [services.tokenizer.token_text(token_id) for token_id in token_ids] if request.return_tokens else []

@@ -7,6 +7,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 BOS, EOS = "<s>", "</s>"
 VOCAB_SIZE = 259
 EOS_TOKEN_ID = 2
@@ -20,8 +22,6 @@ def write_tiny_tokenizer(
     folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, eos_token_ids: tuple[int, ...] = (EOS_TOKEN_ID,)
 ) -> Path:
     """Writes the folder and returns it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<pad>": 0, BOS: 1, EOS: 2} | {symbol: 3 + index for index, symbol in enumerate(alphabet)}
@@ -46,6 +46,4 @@ def digest(folder: Path) -> str:
 
 def ids_of(folder: Path, text: str) -> list[int]:
     """Token ids of a text, by the library alone."""
-    from tokenizers import Tokenizer
-
     return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids

@@ -1,0 +1,179 @@
+"""The tokenizer of a model folder: text to token ids and back, its chat template and its end tokens.
+
+Knows files and the tokenizers library; no requests and no engines. It is immutable once loaded, so threads share it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from frontend_svc.text.byte_level import ByteTable, is_byte_level
+from frontend_svc.text.chat_template import ChatMessage, ChatTemplate
+from shared.errors import InvalidRequestError, PreconditionError, StartupError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the folder's JSON files say; a missing file is an empty dictionary."""
+
+    tokenizer: bytes
+    tokenizer_config: dict[str, Any]
+    generation_config: dict[str, Any]
+    config: dict[str, Any]
+    chat_template: str | None
+
+
+class Tokenizer:
+    """Encodes, decodes and renders. Made by `load`."""
+
+    def __init__(self, files: TokenizerFiles, chat_template: str | None) -> None:
+        """Raises StartupError when the tokenizer or the template cannot be read."""
+        try:
+            self.backend = tokenizers.Tokenizer.from_str(files.tokenizer.decode())
+        except Exception as error:
+            raise StartupError(f"{TOKENIZER_FILE} cannot be read: {_first_line(error)}") from error
+        # The engine decides about lengths; truncation and padding of the file are for training.
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.digest = hashlib.sha256(files.tokenizer).hexdigest()
+        self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
+        self.eos_token_ids = _eos_token_ids(files, self.backend)
+        self.special_token_ids = frozenset(
+            index for index, token in self.backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.byte_table = ByteTable(self.backend, self.special_token_ids) if is_byte_level(files.tokenizer) else None
+        source = chat_template or files.chat_template
+        self._template = None if source is None else ChatTemplate(source, _special_tokens(files.tokenizer_config))
+
+    @classmethod
+    def load(cls, path: Path, chat_template: str | None = None) -> "Tokenizer":
+        """Reads the folder `path`. `chat_template`, a file's path or the template itself, overrides the model's own.
+
+        Raises StartupError in one line.
+        """
+        return cls(_read_files(path), None if chat_template is None else _read_template(chat_template))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; the GIL is free meanwhile."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError for an unknown id."""
+        for index in token_ids:
+            self._check(index)
+        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it. Raises InvalidRequestError for an unknown id."""
+        self._check(token_id)
+        return self.backend.id_to_token(token_id) or ""
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            message = f"token_ids must be in [0, {self.vocab_size}), got {token_id}"
+            raise InvalidRequestError(message, field="token_ids")
+
+    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt of a conversation, the assistant's turn opened.
+
+        Raises PreconditionError without a template, InvalidRequestError when the template refuses the messages.
+        """
+        if self._template is None:
+            raise PreconditionError("the model has no chat template; use Generate, or start with --chat-template")
+        return self._template.render(messages)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Token ids of a rendered conversation; the template writes the special tokens itself."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path.name} cannot be read: {_first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path.name} must hold a JSON object")
+    return value
+
+
+def _read_files(path: Path) -> TokenizerFiles:
+    if not path.is_dir():
+        raise StartupError(f"tokenizer folder {path} does not exist")
+    try:
+        tokenizer = (path / TOKENIZER_FILE).read_bytes()
+    except OSError as error:
+        raise StartupError(f"{path / TOKENIZER_FILE} cannot be read: {error.strerror}") from error
+    tokenizer_config = _read_json(path / "tokenizer_config.json")
+    template_file = path / "chat_template.jinja"
+    template = template_file.read_text() if template_file.is_file() else _template_of(tokenizer_config)
+    return TokenizerFiles(
+        tokenizer=tokenizer,
+        tokenizer_config=tokenizer_config,
+        generation_config=_read_json(path / "generation_config.json"),
+        config=_read_json(path / "config.json"),
+        chat_template=template,
+    )
+
+
+def _template_of(tokenizer_config: dict[str, Any]) -> str | None:
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_template(value: str) -> str:
+    """A template is told from a path by its braces."""
+    if "{" in value:
+        return value
+    try:
+        return Path(value).read_text()
+    except OSError as error:
+        raise StartupError(f"--chat-template {value} cannot be read: {error.strerror}") from error
+
+
+def _content(token: object) -> str | None:
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    found = {name: _content(tokenizer_config.get(name)) for name in names}
+    return {name: token for name, token in found.items() if token is not None}
+
+
+def _eos_token_ids(files: TokenizerFiles, backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The model's end tokens, the primary one first: of the generation config, the config, or the tokenizer."""
+    for source in (files.generation_config, files.config, files.config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list) and value:
+            return tuple(value)
+    token = _content(files.tokenizer_config.get("eos_token"))
+    index = None if token is None else backend.token_to_id(token)
+    return () if index is None else (index,)

@@ -62,7 +62,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     """Loads the model and builds everything around it. Raises StartupError."""
     executor = _guarded(config.model, lambda: build_executor(config, progress))
     try:
-        return _build(config, executor)
+        return assemble_engine(config, executor)
     except BaseException:
         executor.shutdown()
         raise
@@ -80,7 +80,8 @@ def _guarded(model: str, build: Callable[[], Executor]) -> Executor:
         raise StartupError(f"model {model} cannot be loaded: {type(error).__name__}: {text}") from error
 
 
-def _build(config: EngineConfig, executor: Executor) -> Engine:
+def assemble_engine(config: EngineConfig, executor: Executor) -> Engine:
+    """Builds everything around an executor that has its model. Raises StartupError."""
     info = executor.model_info
     specs = executor.get_kv_cache_specs()
     if any(spec.non_causal for spec in specs):

@@ -114,9 +114,7 @@ async def test_a_stream_that_ends_takes_its_own_requests_only():
                     frontend.call.cancel()
                 else:
                     await frontend.channel.close()
-                async with asyncio.timeout(10):
-                    while engine.num_open_requests > 1 or engine.server.hub.num_streams > 1:
-                        await asyncio.sleep(0.01)
+                await engine.wait_until(lambda: engine.num_open_requests == engine.server.hub.num_streams == 1)
         await other.finish(kept)
         assert other.tokens[kept] == fake_tokens([3, 4], 300)
         await engine.wait_idle()
@@ -144,9 +142,7 @@ async def test_a_killed_frontend_leaves_nothing_behind():
         )
         assert await asyncio.wait_for(killed.stdout.readline(), 30) == b"running\n"
         killed.kill()
-        async with asyncio.timeout(10):
-            while engine.num_open_requests > 1 or engine.server.hub.num_streams > 1:
-                await asyncio.sleep(0.01)
+        await engine.wait_until(lambda: engine.num_open_requests == engine.server.hub.num_streams == 1)
         await killed.wait()
         killed._transport.close()
         await other.finish(kept)

@@ -8,9 +8,11 @@ from concurrent.futures import Future
 
 import pytest
 
+from engine_svc.config import EngineConfig
 from engine_svc.core_thread import CoreThread, EngineDeadError
 from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
 from engine_svc.messages import AddRequests
+from engine_svc.startup import assemble_engine
 from takt.engine.v1 import engine_pb2 as pb
 from tests.support.drive import expected_output, make_request
 from tests.support.engine_in_process import engine_in_process, fake_tokens
@@ -39,7 +41,7 @@ def test_wait_returns_results_and_raises_errors():
     assert thread.wait(done) == 5
     with pytest.raises(ZeroDivisionError):
         thread.wait(failed)
-    timer = threading.Timer(0.05, lambda: later.set_result(6))
+    timer = threading.Timer(0.05, later.set_result, (6,))
     timer.start()
     assert thread.wait(later) == 6
     timer.join()
@@ -48,7 +50,7 @@ def test_wait_returns_results_and_raises_errors():
 def test_wait_ends_at_its_limit():
     thread, _ = core_thread(execute_timeout=0.2)
     started = time.monotonic()
-    with pytest.raises(EngineDeadError, match="a step did not end within 0.2 s"):
+    with pytest.raises(EngineDeadError, match=r"a step did not end within 0\.2 s"):
         thread.wait(Future())
     assert 0.2 <= time.monotonic() - started < 5
 
@@ -94,7 +96,7 @@ async def test_a_step_in_which_nothing_runs_does_not_spin(monkeypatch):
         await frontend.ping()
         core, rounds = engine.engine.core, []
         schedule = core.scheduler.schedule
-        monkeypatch.setattr(core.scheduler, "schedule", lambda now: rounds.append(now))
+        monkeypatch.setattr(core.scheduler, "schedule", rounds.append)
         handle = await frontend.add([3, 4])
         await asyncio.sleep(0.3)
         assert 1 < len(rounds) < 400
@@ -123,12 +125,9 @@ def test_adds_before_a_shutdown_are_seen_by_it():
         def on_step(self, outputs, seconds):
             self.outputs.append(outputs)
 
-    from engine_svc.config import EngineConfig
-    from engine_svc.startup import _build
-
     for _ in range(20):
         executor, listener = FakeExecutor(FakeExecutorOptions(synchronous=True)), Listener()
-        engine = _build(EngineConfig(model="fake", executor="fake"), executor)
+        engine = assemble_engine(EngineConfig(model="fake", executor="fake"), executor)
         core = CoreThread(engine.core, engine.executor, listener, execute_timeout=10)
         thread = threading.Thread(target=core.run)
         thread.start()

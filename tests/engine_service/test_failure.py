@@ -137,7 +137,7 @@ async def test_a_hang_that_holds_the_interpreter_is_ended_by_the_watchdog():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220 - short, and its pipes are read in threads
         [sys.executable, "-c", GIL_HOLDER, str(port)],
         cwd=ROOT,
         stdout=subprocess.PIPE,

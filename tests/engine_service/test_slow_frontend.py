@@ -75,9 +75,7 @@ async def test_a_frontend_that_takes_nothing_for_too_long_is_cut_off():
     ):
         for number in range(40, 70):
             await slow.add([number], max_tokens=4000)
-        async with asyncio.timeout(20):
-            while engine.server.hub.num_streams:
-                await asyncio.sleep(0.02)
+        await engine.wait_until(lambda: not engine.server.hub.num_streams)
         await engine.wait_idle()
         assert "nothing was read" in (await slow.end()).details
 

@@ -7,9 +7,10 @@ import pytest
 from engine_svc.config import EngineConfig, parse_bytes
 from engine_svc.core.interfaces import KVCacheSpec
 from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
-from engine_svc.startup import _build, build_engine, scheduler_limits, size_kv_cache
+from engine_svc.startup import assemble_engine, build_engine, scheduler_limits, size_kv_cache
 from engine_svc.step_recorder import describe_step
 from shared.errors import StartupError
+from tests.support.drive import make_request
 from tests.support.engine_in_process import engine_in_process, fake_tokens
 from tests.support.raw_frontend import raw_frontend
 
@@ -100,16 +101,18 @@ def test_non_causal_attention_switches_chunking_and_caching_off():
 
 async def test_non_causal_attention_in_effect():
     specs = (NON_CAUSAL,)
-    async with engine_in_process(kv_cache_specs=specs, max_model_len=400, max_num_batched_tokens=64) as engine:
-        async with raw_frontend(engine.address) as frontend:
-            prompt = list(range(40, 340))
-            for _ in range(2):
-                handle = await frontend.add(prompt, max_tokens=3)
-                (finished,) = await frontend.finish(handle)
-                assert finished.num_cached_tokens == 0
-                assert frontend.tokens[handle] == fake_tokens(prompt, 3)
-            # One step for a prompt, one for each further token.
-            assert await frontend.ping() == 6
+    async with (
+        engine_in_process(kv_cache_specs=specs, max_model_len=400, max_num_batched_tokens=64) as engine,
+        raw_frontend(engine.address) as frontend,
+    ):
+        prompt = list(range(40, 340))
+        for _ in range(2):
+            handle = await frontend.add(prompt, max_tokens=3)
+            (finished,) = await frontend.finish(handle)
+            assert finished.num_cached_tokens == 0
+            assert frontend.tokens[handle] == fake_tokens(prompt, 3)
+        # One step for a prompt, one for each further token.
+        assert await frontend.ping() == 6
 
 
 async def test_chunked_prefill_in_effect():
@@ -121,20 +124,22 @@ async def test_chunked_prefill_in_effect():
         assert await frontend.ping() == 5
 
 
-async def test_priority_in_effect():
-    for policy, order in (("fcfs", [1, 2, 3]), ("priority", [1, 3, 2])):
-        async with engine_in_process(max_num_seqs=1, scheduling_policy=policy) as engine:
-            async with raw_frontend(engine.address) as frontend:
-                engine.executor.hold()
-                for handle, priority in ((1, 0), (2, 5), (3, 1)):
-                    await frontend.add([handle], handle=handle, priority=priority, max_tokens=2)
-                    if handle == 1:
-                        await engine.wait_for_step(1)
-                await frontend.send(utility_call={"call_id": 1, "timeout_ms": 1000})
-                await frontend.receive_until(lambda: 1 in frontend.results)  # noqa: B023
-                engine.executor.release()
-                await frontend.finish(1, 2, 3)
-                assert list(frontend.finished) == order
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", [1, 2, 3]), ("priority", [1, 3, 2])])
+async def test_scheduling_policy_in_effect(policy, order):
+    async with (
+        engine_in_process(max_num_seqs=1, scheduling_policy=policy) as engine,
+        raw_frontend(engine.address) as frontend,
+    ):
+        engine.executor.hold()
+        for handle, priority in ((1, 0), (2, 5), (3, 1)):
+            await frontend.add([handle], handle=handle, priority=priority, max_tokens=2)
+            if handle == 1:
+                await engine.wait_for_step(1)
+        # Answered by the stream itself: the adds were read before.
+        await frontend.utility(1)
+        engine.executor.release()
+        await frontend.finish(1, 2, 3)
+        assert list(frontend.finished) == order
 
 
 def test_a_broken_model_is_one_line(monkeypatch):
@@ -157,15 +162,13 @@ def test_a_fake_of_a_model_folder_fits_its_frontend(tmp_path):
 
 
 def test_epochs_differ():
-    engines = [_build(config(), FakeExecutor(FakeExecutorOptions(synchronous=True))) for _ in range(2)]
+    engines = [assemble_engine(config(), FakeExecutor(FakeExecutorOptions(synchronous=True))) for _ in range(2)]
     assert engines[0].info.epoch != engines[1].info.epoch
 
 
 def test_a_step_is_described_without_tokens():
-    from tests.support.drive import make_request
-
     executor = FakeExecutor(FakeExecutorOptions(synchronous=True))
-    engine = _build(config(), executor)
+    engine = assemble_engine(config(), executor)
     engine.core.add_request(1, make_request(5, [123, 456, 789]), 0.0)
     steps = []
     execute = engine.recorder._executor.execute_model

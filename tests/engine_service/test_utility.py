@@ -1,6 +1,5 @@
 """Utility calls: answered once, in time, and never a danger to the engine."""
 
-import asyncio
 import json
 
 import pytest
@@ -162,9 +161,7 @@ async def test_open_calls_are_bounded_and_die_with_their_stream():
             for call_id in range(1, 65):
                 await frontend.send(utility_call=pb.UtilityCall(call_id=call_id, timeout_ms=60_000, ping={}))
             assert (await frontend.utility(65, ping={})).error.code == RESOURCE_EXHAUSTED
-        async with asyncio.timeout(10):
-            while engine.server.hub.num_streams:
-                await asyncio.sleep(0.01)
+        await engine.wait_until(lambda: not engine.server.hub.num_streams)
         engine.executor.release()
         async with raw_frontend(engine.address) as frontend:
             await frontend.ping()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, fields
 
 from engine_svc.config import EngineConfig
@@ -16,7 +16,7 @@ from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions, fake_tok
 from engine_svc.metrics import EngineMetrics
 from engine_svc.service.hub import HubOptions
 from engine_svc.service.server import EngineServer, ServerOptions
-from engine_svc.startup import Engine, _build
+from engine_svc.startup import Engine, assemble_engine
 
 
 def fake_tokens(prompt: list[int], count: int, *, seed: int = 0, start: int = 0, vocab_size: int = 1000) -> list[int]:
@@ -55,11 +55,17 @@ class EngineInProcess:
         """Waits until the executor has taken up a step; it may still be held."""
         await asyncio.to_thread(self.executor.wait_for_step, step)
 
-    async def wait_idle(self, timeout: float = 20.0) -> None:
-        """Waits until the core holds no request and no block, and finds itself consistent."""
-        async with asyncio.timeout(timeout):
-            while self.num_open_requests or self.num_used_blocks or self.core.busy_seconds():
+    async def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        """Waits for a condition on the engine's state. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - the state belongs to another thread
                 await asyncio.sleep(0.01)
+
+    async def wait_idle(self, seconds: float = 20.0) -> None:
+        """Waits until the core holds no request and no block, and finds itself consistent."""
+        await self.wait_until(
+            lambda: not (self.num_open_requests or self.num_used_blocks or self.core.busy_seconds()), seconds
+        )
         self.engine.core.check_invariants()
 
     def drain(self, seconds: float) -> None:
@@ -87,7 +93,7 @@ async def engine_in_process(
     config = EngineConfig(
         model="fake", executor="fake", **{name: value for name, value in options.items() if name in flags}
     )
-    engine = _build(config, executor)
+    engine = assemble_engine(config, executor)
     metrics = EngineMetrics(config.model, config.engine_index)
     metrics.set_cache_config(engine.cache_config)
     server = EngineServer(

@@ -81,10 +81,10 @@ class RawFrontend:
 
     # --- receive --------------------------------------------------------------------------------------------------
 
-    async def receive(self, timeout: float = TIMEOUT) -> pb.ConnectResponse:
+    async def receive(self, seconds: float = TIMEOUT) -> pb.ConnectResponse:
         """The next message, gathered. Raises StreamEnded."""
         try:
-            data = await asyncio.wait_for(self.call.read(), timeout)
+            data = await asyncio.wait_for(self.call.read(), seconds)
         except grpc.aio.AioRpcError as error:
             raise StreamEnded(error.code(), error.details()) from None
         if data is grpc.aio.EOF:
@@ -112,23 +112,23 @@ class RawFrontend:
         for finished in outputs.finished:
             self.finished.setdefault(finished.handle, []).append(finished)
 
-    async def receive_until(self, condition: Callable[[], bool], timeout: float = TIMEOUT) -> None:
+    async def receive_until(self, condition: Callable[[], bool], seconds: float = TIMEOUT) -> None:
         """Receives until the condition holds. Raises TimeoutError or StreamEnded."""
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds):
             while not condition():
-                await self.receive(timeout)
+                await self.receive(seconds)
 
-    async def finish(self, *handles: int, timeout: float = TIMEOUT) -> list[pb.Finished]:
+    async def finish(self, *handles: int, seconds: float = TIMEOUT) -> list[pb.Finished]:
         """Receives until all have ended and returns their ends."""
-        await self.receive_until(lambda: all(handle in self.finished for handle in handles), timeout)
+        await self.receive_until(lambda: all(handle in self.finished for handle in handles), seconds)
         return [self.finished[handle][0] for handle in handles]
 
-    async def end(self, timeout: float = TIMEOUT) -> StreamEnded:
+    async def end(self, seconds: float = TIMEOUT) -> StreamEnded:
         """Receives until the stream ends and returns how."""
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds):
             while True:
                 try:
-                    await self.receive(timeout)
+                    await self.receive(seconds)
                 except StreamEnded as ended:
                     return ended
 

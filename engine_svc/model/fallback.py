@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,8 +236,10 @@ def _chunk(tokens: torch.Tensor, start: int, stop: int, num_blocks: int) -> Forw
     )
 
 
-def load_fallback(folder: Path, info: ModelInfo, device: torch.device, *, native_reason: str) -> FallbackModel:
-    """Loads a model through transformers.
+def load_fallback(
+    folder: Path, make_info: Callable[[], ModelInfo], device: torch.device, *, native_reason: str
+) -> FallbackModel:
+    """Loads a model through transformers. `make_info` is called once its class is known to fit.
 
     Raises StartupError saying why neither the native decoder nor transformers can run it.
     """
@@ -254,6 +256,7 @@ def load_fallback(folder: Path, info: ModelInfo, device: torch.device, *, native
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _paged_attention_forward)
     try:
         model_class, config = _model_class(folder)
+        info = make_info()
         model = _load_weights(model_class, config, folder, info.dtype).to(device)
         numerics = dataclasses.replace(info.numerics, op_set=f"transformers-{transformers.__version__}")
         fallback = _checked(model, dataclasses.replace(info, numerics=numerics), device)

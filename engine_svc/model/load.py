@@ -67,12 +67,16 @@ def load_model(options: LoadOptions) -> Model:
     ops = _ops(options.ops)
     checkpoint = _open_checkpoint(options)
     dtype = choose_dtype(options.dtype, checkpoint.dtype, device)
-    info = _model_info(options, checkpoint, ops, dtype, device)
+
+    def make_info() -> ModelInfo:
+        return _model_info(options, checkpoint, ops, dtype, device)
+
     try:
         config = decoder_config(checkpoint.config)
     except UnsupportedModelError as error:
         logger.info("No native decoder (%s): trying transformers.", error)
-        return load_fallback(checkpoint.folder, info, device, native_reason=str(error))
+        return load_fallback(checkpoint.folder, make_info, device, native_reason=str(error))
+    info = make_info()
     weights = Weights(checkpoint.source(), dtype=dtype, device=device, progress=_weight_progress(options))
     try:
         model = NativeDecoder(config, weights, ops, info, device=device)

@@ -40,6 +40,7 @@ _LONGROPE = {
 # family: (config class, options over the common ones)
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE}),
+    "llama-plain": ("LlamaConfig", {}),
     "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralConfig", {"sliding_window": 12, "head_dim": 24}),
     "qwen2": ("Qwen2Config", {}),

@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 from frontend_svc.text.output_text import OutputText
 from frontend_svc.text.tokenizer import Tokenizer, TokenizerFiles
 from tests.support.byte_tokenizer import EOS_TOKEN_ID, NUM_SPECIAL, VOCAB_SIZE, encode_bytes, write_byte_model
+from tests.support.embedded_models import embedded_model
 
 REPLACEMENT = "\ufffd"
 
@@ -214,8 +215,8 @@ def test_empty_deltas_are_no_trouble(byte_level):
 
 
 @pytest.mark.model
-def test_smollm2_text_equals_one_shot_decoding(smollm2_folder):
-    tokenizer = Tokenizer.load(smollm2_folder)
+def test_smollm2_text_equals_one_shot_decoding():
+    tokenizer = Tokenizer.load(embedded_model("smollm2"))
     rng = random.Random(0)
     for _ in range(50):
         token_ids = [rng.randrange(tokenizer.vocab_size) for _ in range(100)]

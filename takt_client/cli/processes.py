@@ -22,7 +22,7 @@ POLL_SECONDS = 0.1
 CHECK_TIMEOUT_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
     """A service to start: `python -m module arguments`, ready when `health_service` is SERVING at `address`."""
 
@@ -31,6 +31,8 @@ class ServiceSpec:
     arguments: tuple[str, ...]
     address: str
     health_service: str
+    metrics_address: str = ""
+    admin_address: str = ""
 
 
 class ChildFailedError(Exception):

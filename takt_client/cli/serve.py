@@ -40,33 +40,57 @@ class ServePlan:
 
     def _engine_spec(self, index: int) -> ServiceSpec:
         port = self.engine_port + index if self.engine_port else free_port()
-        metrics_port = self.engine_metrics_port + index if self.engine_metrics_port > 0 else self.engine_metrics_port
+        metrics_port = _metrics_port(self.engine_metrics_port, index)
         arguments = (
             self.model,
             *("--host", LOOPBACK, "--port", str(port)),
             *("--metrics-port", str(metrics_port), "--engine-index", str(index)),
             *self.engine_arguments,
         )
-        return ServiceSpec(f"engine-{index}", "engine_svc", arguments, f"{LOOPBACK}:{port}", ENGINE_SERVICE)
+        return ServiceSpec(
+            name=f"engine-{index}",
+            module="engine_svc",
+            arguments=arguments,
+            address=f"{LOOPBACK}:{port}",
+            health_service=ENGINE_SERVICE,
+            metrics_address=_metrics_address(metrics_port),
+        )
 
     def frontend_spec(self, engines: list[ServiceSpec]) -> ServiceSpec:
         """The frontend of these engines."""
         port = self.port or free_port()
-        engine_flags = (item for engine in engines for item in ("--engine", engine.address))
+        admin_port = self.admin_port or free_port()
+        metrics_port = _metrics_port(self.metrics_port, 0)
         arguments = (
             self.model,
-            *engine_flags,
+            *(item for engine in engines for item in ("--engine", engine.address)),
             *("--host", self.host, "--port", str(port)),
-            *("--admin-port", str(self.admin_port or free_port()), "--metrics-port", str(self.metrics_port)),
+            *("--admin-port", str(admin_port), "--metrics-port", str(metrics_port)),
             *self.frontend_arguments,
         )
         reachable = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
-        return ServiceSpec("frontend", "frontend_svc", arguments, f"{reachable}:{port}", FRONTEND_SERVICE)
+        return ServiceSpec(
+            name="frontend",
+            module="frontend_svc",
+            arguments=arguments,
+            address=f"{reachable}:{port}",
+            health_service=FRONTEND_SERVICE,
+            metrics_address=_metrics_address(metrics_port),
+            admin_address=f"{LOOPBACK}:{admin_port}",
+        )
+
+
+def _metrics_port(base: int, index: int) -> int:
+    return base + index if base > 0 else free_port() if base == 0 else -1
+
+
+def _metrics_address(port: int) -> str:
+    return f"{LOOPBACK}:{port}" if port > 0 else ""
 
 
 @contextmanager
-def running(plan: ServePlan, *, as_json: bool) -> Iterator[tuple[Supervisor, str]]:
-    """Starts everything and yields the supervisor and the frontend's address once it serves; stops all at the end.
+def running(plan: ServePlan, *, as_json: bool) -> Iterator[tuple[Supervisor, ServiceSpec]]:
+    """Starts everything and yields the supervisor and the frontend once it serves; stops all at the end.
 
     Raises ChildFailedError or StoppedError when it does not come to that.
     """
@@ -77,7 +101,7 @@ def running(plan: ServePlan, *, as_json: bool) -> Iterator[tuple[Supervisor, str
         children.append(supervisor.start(plan.frontend_spec(engines)))
         for child in children:
             _await_child(supervisor, child, as_json=as_json)
-        yield supervisor, children[-1].spec.address
+        yield supervisor, children[-1].spec
 
 
 def _await_child(supervisor: Supervisor, child: Child, *, as_json: bool) -> None:
@@ -85,8 +109,18 @@ def _await_child(supervisor: Supervisor, child: Child, *, as_json: bool) -> None
     with _elapsed(f"{name} is starting", child.started):
         supervisor.wait_ready(child)
     if as_json:
-        ready = {"event": "ready", "service": name, "address": child.spec.address, "pid": child.pid}
-        print_json({**ready, "seconds": round(child.ready_seconds or 0, 3)})
+        spec = child.spec
+        print_json(
+            {
+                "event": "ready",
+                "service": name,
+                "address": spec.address,
+                "admin_address": spec.admin_address or None,
+                "metrics_address": spec.metrics_address or None,
+                "pid": child.pid,
+                "seconds": round(child.ready_seconds or 0, 3),
+            }
+        )
     else:
         note(f"{name} is ready on {child.spec.address} after {child.ready_seconds:.1f} s", style="green")
 
@@ -117,11 +151,11 @@ def _show_line(name: str, line: str) -> None:
 def serve(plan: ServePlan, *, as_json: bool) -> int:
     """Serves until interrupted; returns the exit code."""
     try:
-        with running(plan, as_json=as_json) as (supervisor, address):
+        with running(plan, as_json=as_json) as (supervisor, frontend):
             if as_json:
-                print_json({"event": "serving", "model": plan.model, "address": address})
+                print_json({"event": "serving", "model": plan.model, "address": frontend.address})
             else:
-                note(f"serving {plan.model} on {address}; Ctrl-C stops", style="bold green")
+                note(f"serving {plan.model} on {frontend.address}; Ctrl-C stops", style="bold green")
             supervisor.wait()
     except StoppedError:
         return 0
@@ -134,7 +168,7 @@ def serve(plan: ServePlan, *, as_json: bool) -> int:
 def demo(plan: ServePlan, question: str, *, as_json: bool) -> Summary:
     """Serves, asks one question greedily, prints the answer and stops. Raises CommandError when that fails."""
     try:
-        with running(plan, as_json=as_json) as (_, address), Client(address) as client:
+        with running(plan, as_json=as_json) as (_, frontend), Client(frontend.address) as client:
             if not as_json:
                 note(f"> {question}", style="bold cyan")
             with client.chat(question, temperature=0.0, max_tokens=100) as stream:

@@ -315,7 +315,7 @@ class AsyncEngineClient:
     def _lose(self, reason: str, *, refused: bool = False) -> None:
         stream, self._stream = self._stream, None
         self._refused = refused
-        if reason != self.last_error:
+        if reason != self.last_error and not self._closing:
             logger.warning("engine %s: %s", self.address, reason)
         self.last_error = reason
         if stream is not None:

@@ -4,6 +4,7 @@ Decides whether an engine may serve at all, and asks the balancer among those th
 engine with another tokenizer never gets a request.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,7 @@ class EngineTable:
 
     async def close(self) -> None:
         """Ends all connections."""
-        for client in self.clients:
-            await client.close()
+        await asyncio.gather(*(client.close() for client in self.clients))
 
     def _changed(self) -> None:
         self._limits = None

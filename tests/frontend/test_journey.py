@@ -1,11 +1,9 @@
 """Whole requests through a frontend and a real engine core with the fake executor."""
 
-import asyncio
-
+from engine_svc.executor.fake import fake_token
 from takt.v1 import inference_pb2, types_pb2
 from tests.support.engine_in_process import engine_in_process
-from tests.support.frontend_in_process import collect, frontend_in_process
-from engine_svc.executor.fake import fake_token
+from tests.support.frontend_in_process import frontend_in_process
 
 VOCAB = 259
 

@@ -70,7 +70,7 @@ async def collect(call: Any) -> Answer:
     """Reads a stream to its end."""
     answer = Answer()
     try:
-        async for message in call:
+        while (message := await call.read()) is not grpc.aio.EOF:
             answer.messages.append(message)
     except grpc.aio.AioRpcError as error:
         answer.error = error

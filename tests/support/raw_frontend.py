@@ -141,6 +141,13 @@ class RawFrontend:
         call_id = len(self.results) + 1_000
         return (await self.utility(call_id, get_load=pb.GetLoadMethod())).load
 
+    async def beat(self, interval_seconds: float) -> None:
+        """Sends signs of life until it is cancelled or the stream ends."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self.send(heartbeat=pb.Heartbeat())
+                await asyncio.sleep(interval_seconds)
+
     async def close(self) -> None:
         self.call.cancel()
         await self.channel.close()
@@ -163,13 +170,26 @@ def add_request(handle: int, prompt: list[int], **options: Any) -> pb.AddRequest
 
 @contextlib.asynccontextmanager
 async def raw_frontend(
-    address: str, *, hello: bool = True, options: list[tuple[str, Any]] | None = None, frontend_id: str = "test"
+    address: str,
+    *,
+    hello: bool = True,
+    options: list[tuple[str, Any]] | None = None,
+    frontend_id: str = "test",
+    heartbeat_seconds: float | None = None,
 ) -> AsyncIterator[RawFrontend]:
-    """A stream that has exchanged Hello and Ready, unless told otherwise."""
+    """A stream that has exchanged Hello and Ready, unless told otherwise.
+
+    It sends heartbeats only with `heartbeat_seconds`; an engine cuts off who says nothing for 10 seconds.
+    """
     frontend = RawFrontend(address, options)
+    beating = None
     try:
         if hello:
             await frontend.hello(frontend_id)
+        if heartbeat_seconds is not None:
+            beating = asyncio.create_task(frontend.beat(heartbeat_seconds))
         yield frontend
     finally:
+        if beating is not None:
+            beating.cancel()
         await frontend.close()

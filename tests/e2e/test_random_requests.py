@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_svc.executor.fake import fake_token
+from engine_svc.executor.fake import fake_token, prompt_digest
 from takt_client.admin import AdminClient
 from takt_client.aio import AsyncClient
 from takt_client.errors import TaktClientError
 from takt_client.types import Chunk
-from tests.support.byte_tokenizer import NUM_SPECIAL, VOCAB_SIZE, decode_bytes
+from tests.support.byte_tokenizer import EOS_TOKEN_ID, NUM_SPECIAL, VOCAB_SIZE, decode_bytes
 from tests.support.stack import FAKE, serving
 
 NUM_REQUESTS = 200
 CONCURRENCY = 40
 MAX_MODEL_LEN = 128
+# An answer's end token stands at an index below this, which prompt and seed choose.
+EOS_EVERY = 60
 ENGINE = (
     "--num-blocks=65",
     "--max-num-seqs=24",
@@ -32,6 +34,7 @@ ENGINE = (
     "--engine-arg=--block-size=8",
     "--engine-arg=--max-num-batched-tokens=48",
     "--engine-arg=--fake-step-ms=2",
+    f"--engine-arg=--fake-eos-every={EOS_EVERY}",
 )
 
 
@@ -88,8 +91,17 @@ def expected(plan):
     count = min(options["max_tokens"], MAX_MODEL_LEN - len(plan.prompt))
     tokens = []
     for index in range(count):
-        tokens.append(fake_token(plan.prompt, options["seed"], index, VOCAB_SIZE))
-        if tokens[-1] in options.get("stop_token_ids", ()) and len(tokens) >= max(1, options.get("min_tokens", 0)):
+        token = fake_token(plan.prompt, options["seed"], index, VOCAB_SIZE)
+        stop_token_ids = options.get("stop_token_ids", ())
+        while index < options.get("min_tokens", 0) and token in stop_token_ids:
+            # A stop token may not be sampled yet: the fake takes the next one that is none.
+            token = NUM_SPECIAL if token + 1 == VOCAB_SIZE else token + 1
+        if index == prompt_digest(plan.prompt, options["seed"]) % EOS_EVERY and index >= options.get("min_tokens", 0):
+            token = EOS_TOKEN_ID
+        tokens.append(token)
+        if token == EOS_TOKEN_ID and not options.get("ignore_eos"):
+            return tokens, decode_bytes(tokens), "stop", None
+        if token in stop_token_ids:
             return tokens, decode_bytes(tokens[:-1]), "stop", tokens[-1]
         text = decode_bytes(tokens)
         for stop in options.get("stop", ()):

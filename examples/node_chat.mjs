@@ -14,6 +14,8 @@ const protos = process.env.TAKT_PROTOS ?? path.resolve(path.dirname(fileURLToPat
 const definition = protoLoader.loadSync("takt/v1/inference.proto", {
   includeDirs: [protos],
   keepCase: true,
+  defaults: true,
+  oneofs: true,
   enums: String,
   longs: Number,
 });

@@ -78,17 +78,20 @@ def test_the_grpcurl_call(served_address):
     (call,) = blocks("bash")
     result = run(["bash", "-c", as_printed(call, served_address)])
     assert result.returncode == 0, result.stderr
-    decoder = json.JSONDecoder()
+    # Versions of grpcurl spell a field token_ids or tokenIds.
+    decoder = json.JSONDecoder(
+        object_hook=lambda fields: {name.replace("_", "").lower(): fields[name] for name in fields}
+    )
     text, responses = result.stdout.strip(), []
     while text:
         response, end = decoder.raw_decode(text)
         responses.append(response)
         text = text[end:].lstrip()
-    tokens = [token for response in responses for token in response.get("tokenIds", [])]
+    tokens = [token for response in responses for token in response.get("tokenids", [])]
     assert len(tokens) == MAX_TOKENS
     assert "".join(response.get("text", "") for response in responses) == decode_bytes(tokens)
-    assert responses[-1]["finishReason"] == "FINISH_REASON_LENGTH"
-    assert responses[-1]["usage"]["promptTokens"] == len(PROMPT)
+    assert responses[-1]["finishreason"] == "FINISH_REASON_LENGTH"
+    assert responses[-1]["usage"]["prompttokens"] == len(PROMPT)
 
 
 def test_the_python_snippet(served_address):

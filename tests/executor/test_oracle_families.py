@@ -18,6 +18,8 @@ pytestmark = pytest.mark.model
 EOS = (2,)
 NUM_TOKENS = 24
 LENGTHS = (1, 5, 16, 17, 40, 3, 30)
+# Longer prompts share two blocks of 4 tokens and a part of the third.
+COMMON_PREFIX = 10
 RUNS = {
     "together": Run(limits=CoreLimits(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=96, num_blocks=200)),
     "everything": Run(
@@ -39,7 +41,11 @@ def _cases(folder: Path, lengths: tuple[int, ...]) -> list[dict]:
 
     rng = random.Random(7)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+    common = [rng.randrange(3, VOCAB_SIZE) for _ in range(COMMON_PREFIX)]
+    prompts = []
+    for length in lengths:
+        prefix = common if length > COMMON_PREFIX else []
+        prompts.append(prefix + [rng.randrange(3, VOCAB_SIZE) for _ in range(length - len(prefix))])
     return [greedy_case(model, prompt, NUM_TOKENS, EOS) for prompt in prompts]
 
 

@@ -1,4 +1,4 @@
-"""Seeded sampling in float32: the same tokens alone, in a batch of 16, preempted, chunked, and with batches in flight."""
+"""Seeded sampling in float32: the same tokens alone, in a batch of 16, preempted, chunked, with batches in flight."""
 
 from pathlib import Path
 

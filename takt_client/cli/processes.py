@@ -59,8 +59,9 @@ class Child:
         self._process = subprocess.Popen(  # noqa: S603 - our own modules with the user's own flags
             [sys.executable, "-m", spec.module, *spec.arguments],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            # The services' own announcements for programs; the log says the same.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             errors="replace",
@@ -75,8 +76,8 @@ class Child:
         return self._process.pid
 
     def _pass_on(self, on_line: Callable[[str, str], None]) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
             on_line(self.spec.name, line.rstrip("\n"))
 
     def raise_if_ended(self) -> None:
@@ -108,8 +109,8 @@ class Child:
                 self._process.kill()
                 self._process.wait()
         self._reader.join(CHECK_TIMEOUT_SECONDS)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
 
 
 class Supervisor:

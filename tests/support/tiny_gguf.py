@@ -48,8 +48,10 @@ def write_llama_gguf(checkpoint: Path, path: Path) -> Path:
         if part.endswith(("q_proj", "k_proj")):
             # Features that turn together stand side by side, not half a head apart.
             halves = tensor.reshape(heads if part.endswith("q_proj") else kv_heads, 2, -1, tensor.shape[1])
-            tensor = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
-        writer.add_tensor(f"blk.{layer}.{names[part]}.weight", np.ascontiguousarray(tensor))
+            rows = np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
+        else:
+            rows = tensor
+        writer.add_tensor(f"blk.{layer}.{names[part]}.weight", np.ascontiguousarray(rows))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

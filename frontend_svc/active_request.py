@@ -70,6 +70,12 @@ class ActiveRequest:
         """The engine has nothing of the request any more."""
         self._client = None
 
+    def ended_in_engine(self, finished: FinishedRequest) -> None:
+        """An end has come. Counts the abort, unless it was ours and is counted."""
+        if self._client is not None and finished.reason is FinishReason.ABORT:
+            self._metrics.aborted(finished.abort_cause)
+        self._client = None
+
     def abort_in_engine(self, cause: AbortCause) -> None:
         """Ends the request in its engine, if it is in one."""
         client, self._client = self._client, None

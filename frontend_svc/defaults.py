@@ -27,6 +27,12 @@ class ResolvedRequest:
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def stopping_token_ids(self) -> frozenset[int]:
+        """Tokens that end the output when they are sampled."""
+        primary = () if self.sampling.ignore_eos else self.eos_token_ids[:1]
+        return frozenset((*primary, *self.sampling.stop_token_ids))
+
     def for_engine(self, *, age_seconds: float, deadline_seconds: float | None, traceparent: str) -> EngineRequest:
         """The request as an engine gets it now."""
         return EngineRequest(

@@ -76,6 +76,7 @@ class Journey:
             dispatch = Dispatch(self._engines, active, resolved, self._metrics)
             if not active.collector.has_ended:
                 dispatch.send()
+                builder.count_for(self._metrics.of_engine(dispatch.rank))
                 await call.admitted()
             ended_as = FinishReason.ABORT
             try:
@@ -99,9 +100,9 @@ class Journey:
         """From the first token to the end of the output. Raises TaktError."""
         while not builder.is_finished:
             token_ids, finished = await self._take(active, dispatch)
+            builder.count_for(self._metrics.of_engine(dispatch.rank))
             error = None if finished is None else _error_of(finished)
             if token_ids or error is None:
-                builder.count_for(self._metrics.of_engine(dispatch.rank))
                 ending = finished if error is None else None
                 output = builder.add(token_ids, ending, active.collector.first, self._now())
                 active.num_output_tokens = builder.num_tokens
@@ -120,7 +121,7 @@ class Journey:
                 loss = error.loss
             else:
                 if finished is not None:
-                    active.left_engine()
+                    active.ended_in_engine(finished)
                 if finished is None or token_ids or active.num_output_tokens or not _is_turned_away(finished):
                     return token_ids, finished
                 loss = EngineLoss(dispatch.address, "it drains", crashed=False, drained=True)

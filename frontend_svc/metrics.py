@@ -111,7 +111,7 @@ class FrontendMetrics:
         self._losses = metrics.counter("takt_frontend_engine_losses")
         self._known_losses: dict[str, int] = {}
         aborts = metrics.counter("takt_frontend_aborts")
-        self._aborts = {cause: aborts.labels(cause=cause.name.lower()) for cause in AbortCause if cause}
+        self._aborts = {cause: aborts.labels(cause=cause.name.lower()) for cause in AbortCause}
 
     def of_engine(self, rank: int) -> EngineMetrics:
         """The request metrics of an engine, by its data-parallel rank."""
@@ -133,7 +133,7 @@ class FrontendMetrics:
         self._calls.labels(method=method, code=code).inc()
 
     def aborted(self, cause: AbortCause) -> None:
-        """A request was aborted."""
+        """A request was aborted; an engine may not know why."""
         self._aborts[cause].inc()
 
     def retried(self) -> None:

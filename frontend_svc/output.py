@@ -29,6 +29,10 @@ class OutputBuilder:
             min_tokens=resolved.sampling.min_tokens,
             prompt_token_ids=resolved.prompt_token_ids,
         )
+        # Tokens that end the output and leave no text; an engine may tell the end in a later message.
+        self._hidden_token_ids = (
+            frozenset[int]() if sampling.include_stop_str_in_output else resolved.stopping_token_ids
+        )
         self._metrics: EngineMetrics | None = None
         self._first_token_at: float | None = None
         self._last_token_at = arrival
@@ -49,8 +53,7 @@ class OutputBuilder:
         self, token_ids: list[int], finished: FinishedRequest | None, first: FirstScheduled | None, now: float
     ) -> RequestOutput:
         """The output for new tokens and, perhaps, the engine's end. Tokens behind a stop string are dropped."""
-        stop_token = finished is not None and finished.reason is FinishReason.STOP
-        hidden = stop_token and not self._resolved.request.sampling.include_stop_str_in_output
+        hidden = token_ids and token_ids[-1] in self._hidden_token_ids
         delta = self._text.append(token_ids[:-1] if hidden else token_ids)
         output = RequestOutput(text=delta.text)
         if delta.stop_string is not None:
@@ -66,7 +69,7 @@ class OutputBuilder:
             self._end(output, FinishReason.STOP, finished, first, now)
             output.stop_reason = self.stop_string
         elif finished is not None:
-            output.text += self._text.finish(stop_token)
+            output.text += self._text.finish(stop_token=finished.reason is FinishReason.STOP)
             self._end(output, finished.reason, finished, first, now)
             output.stop_reason = finished.stop_token_id
         return output

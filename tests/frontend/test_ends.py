@@ -12,7 +12,7 @@ from tests.support.frontend_in_process import collect, error_info, frontend_in_p
 from tests.support.scripted_engine import scripted_engine
 from tests.support.tiny_tokenizer import ids_of, write_tiny_tokenizer
 
-STOP, LENGTH, ABORT, ERROR = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_ABORT, pb.FINISH_REASON_ERROR)  # fmt: skip
+STOP, LENGTH, ABORT, ERROR = range(1, 5)
 
 
 @pytest.fixture
@@ -127,6 +127,20 @@ async def test_a_stop_token_leaves_its_text_when_asked(pair, tokenizer_folder, i
     answer = await collect(call)
     assert answer.text == text
     assert answer.last.stop_reason.token_id == tokens[2]
+
+
+async def test_an_end_that_comes_behind_its_stop_token_is_the_same(pair, tokenizer_folder):
+    stream, frontend = pair
+    tokens = ids_of(tokenizer_folder, "abc")
+    call = frontend.generate("a", stop_token_ids=[tokens[2]])
+    handle = (await stream.add()).handle
+    await stream.outputs({handle: tokens})
+    await next_message(call)
+    await stream.finish(handle, reason=STOP, stop_token_id=tokens[2])
+    answer = await collect(call)
+    assert answer.last.stop_reason.token_id == tokens[2]
+    assert answer.last.usage.completion_tokens == 3
+    assert answer.text == ""
 
 
 @pytest.mark.parametrize(("include", "text"), [(False, "one "), (True, "one STOP")])

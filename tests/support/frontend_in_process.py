@@ -109,7 +109,7 @@ class FrontendInProcess:
     async def until(self, condition: Any) -> None:
         """Waits for a condition of the frontend."""
         async with asyncio.timeout(WAIT_SECONDS):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - the conditions are the frontend's own state, without events
                 await asyncio.sleep(0.005)
 
     async def idle(self) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from frontend_svc.request import GenerationRequest
 from frontend_svc.text.chat_template import ChatMessage
 from frontend_svc.text.tokenizer import Tokenizer
-from shared.errors import InvalidRequestError, PreconditionError
+from shared.errors import OverloadedError, PreconditionError
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Prompts:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def tokenize(self, request: GenerationRequest) -> Sequence[int]:
-        """The prompt's token ids. Raises InvalidRequestError or PreconditionError."""
+        """The prompt's token ids. Raises TaktError."""
         if request.token_ids is not None:
             return request.token_ids
         if request.messages is not None:
@@ -65,6 +65,6 @@ class Prompts:
             async with asyncio.timeout(self._timeout):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except TimeoutError:
-            raise InvalidRequestError(
-                f"the prompt must be tokenized within {self._timeout:g} s, got no result", reason="TOKENIZE_TIMEOUT"
+            raise OverloadedError(
+                f"a text of {size} characters was not tokenized within {self._timeout:g} s", reason="TOKENIZE_TIMEOUT"
             ) from None

@@ -6,6 +6,7 @@ engine. Invariant: a released request is in no engine, and its id is free.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -49,7 +50,6 @@ class ActiveRequest:
         self.is_released = False
         self._limits = limits
         self._metrics = metrics
-        self._loop = asyncio.get_running_loop()
         self._client: EngineCoreClient | None = None
         self._handle = 0
         # Since when a message has been waiting for the client.
@@ -57,7 +57,7 @@ class ActiveRequest:
         self._timer: asyncio.TimerHandle | None = None
         deadline = call.caller.deadline
         if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(deadline - time.monotonic(), self._expire)
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class ActiveRequest:
 
     def offered(self) -> None:
         """A message is offered to the client."""
-        self._offered_at = self._loop.time()
+        self._offered_at = time.monotonic()
 
     def taken(self) -> None:
         """The client has taken it."""
@@ -141,7 +141,7 @@ class ActiveRequest:
 
     def _cause_of_call_end(self) -> AbortCause:
         deadline = self.call.caller.deadline
-        if deadline is not None and self._loop.time() >= deadline - DEADLINE_TOLERANCE_SECONDS:
+        if deadline is not None and time.monotonic() >= deadline - DEADLINE_TOLERANCE_SECONDS:
             return AbortCause.DEADLINE
         return AbortCause.CLIENT
 
@@ -218,7 +218,7 @@ class ActiveRequests:
 
     def check_progress(self) -> None:
         """Ends those whose client does not read."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         for active in list(self._requests.values()):
             active.check_progress(now)
 

@@ -4,8 +4,8 @@ Knows the engine table and the rules of sending on, no gRPC. Invariant: a reques
 when it crashed is sent on once at most, so that none walks through the fleet and kills it.
 """
 
-import asyncio
 import logging
+import time
 
 from frontend_svc.active_request import ActiveRequest
 from frontend_svc.defaults import ResolvedRequest
@@ -40,7 +40,7 @@ class Dispatch:
     def send(self) -> None:
         """Picks an engine and sends the request. Raises UnavailableError or InvalidRequestError."""
         client = self._engines.pick(rank=self._resolved.request.data_parallel_rank, excluded_epochs=self._draining)
-        caller, now = self._active.call.caller, asyncio.get_running_loop().time()
+        caller, now = self._active.call.caller, time.monotonic()
         request = self._resolved.for_engine(
             age_seconds=now - caller.arrival,
             deadline_seconds=None if caller.deadline is None else max(0.0, caller.deadline - now),

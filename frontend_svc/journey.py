@@ -14,7 +14,7 @@ A request without output whose engine is lost, or drains, goes to another engine
 call, the request is released, and with that aborted in its engine.
 """
 
-import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -61,7 +61,6 @@ class Journey:
         self._requests = requests
         self._metrics = metrics
         self._options = options
-        self._now = asyncio.get_running_loop().time
 
     async def generate(self, request: GenerationRequest, call: Call) -> AsyncGenerator[RequestOutput]:
         """Answers a request. Raises TaktError for the status of the call."""
@@ -89,10 +88,10 @@ class Journey:
             except TaktError:
                 ended_as = FinishReason.ERROR
                 if builder.num_tokens and not builder.is_finished:
-                    yield builder.end(FinishReason.ERROR, active.collector.first, self._now())
+                    yield builder.end(FinishReason.ERROR, active.collector.first, time.monotonic())
                 raise
             finally:
-                builder.account_end(ended_as, active.collector.first, self._now())
+                builder.account_end(ended_as, active.collector.first, time.monotonic())
 
     async def _outputs(
         self, active: ActiveRequest, dispatch: Dispatch, builder: OutputBuilder
@@ -104,7 +103,7 @@ class Journey:
             error = None if finished is None else _error_of(finished)
             if token_ids or error is None:
                 ending = finished if error is None else None
-                output = builder.add(token_ids, ending, active.collector.first, self._now())
+                output = builder.add(token_ids, ending, active.collector.first, time.monotonic())
                 active.num_output_tokens = builder.num_tokens
                 if builder.stop_string is not None:
                     active.abort_in_engine(AbortCause.STOP_STRING)

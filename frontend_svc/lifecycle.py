@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -140,12 +141,11 @@ class Frontend:
     # --- every second -------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time() + TICK_SECONDS
-        next_summary = loop.time() + SUMMARY_SECONDS
+        due = time.monotonic() + TICK_SECONDS
+        next_summary = time.monotonic() + SUMMARY_SECONDS
         while True:
-            await asyncio.sleep(max(0.0, due - loop.time()))
-            now = loop.time()
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            now = time.monotonic()
             self.metrics.set_loop_lag(max(0.0, now - due))
             due = max(due, now) + TICK_SECONDS
             self.metrics.update_engines(self.engines.clients)

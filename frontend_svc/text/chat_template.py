@@ -16,6 +16,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import jinja2.utils
 
 from shared.errors import InvalidRequestError, StartupError
 
@@ -65,6 +66,25 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().astimezone().strftime(pattern)
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """Takes no names with a leading underscore: they reach into Python's own objects."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # No named first parameter, so that a template may call one of its own names so.
+        jinja2.utils.Namespace.__init__(*args, **kwargs)
+        for name in dict(*args[1:], **kwargs):
+            _check_name(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace takes no name with a leading underscore, got {name!r}")
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
@@ -72,6 +92,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _Namespace
     return environment
 
 
@@ -83,7 +104,8 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise StartupError(f"the chat template cannot be read: {error}") from error
+            line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise StartupError(f"the chat template cannot be read: {error.message}{line}") from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[ChatMessage]) -> str:

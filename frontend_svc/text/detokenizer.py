@@ -2,23 +2,23 @@
 
 Bytes that may be the beginning of a character wait for the tokens that complete it; bytes that cannot be, and what is
 left at the end, become U+FFFD. The prompt serves as context for decoders in which a token's text depends on its
-predecessor, and never shows in the output.
+predecessor, and never shows in the output. Special tokens and ids outside the vocabulary leave no text.
 """
 
 import codecs
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from frontend_svc.text.byte_level import ByteTable
+from frontend_svc.text.token_bytes import REPLACEMENT, TokenBytes
 from frontend_svc.text.tokenizer import Tokenizer
 
-# Prompt tokens that can influence the text of the first output token.
+# Tokens before a token that can influence its text.
 CONTEXT_TOKENS = 6
 # A character has at most 4 bytes; tokens beyond that cannot be waiting for its end.
 MAX_PENDING_TOKENS = 8
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
 
@@ -34,23 +34,31 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> Detokenizer:
-    """A detokenizer that leaves special tokens out."""
-    if tokenizer.byte_table is not None:
-        return _ByteLevelDetokenizer(tokenizer.byte_table)
+    """The exact one where tokens stand for bytes, else the library's stream."""
+    if tokenizer.token_bytes is not None:
+        return _ByteDetokenizer(tokenizer.token_bytes, prompt_token_ids)
     return _StreamDetokenizer(tokenizer, prompt_token_ids)
 
 
-class _ByteLevelDetokenizer:
+class _ByteDetokenizer:
     """Exact for any tokens: joins bytes and decodes UTF-8 incrementally."""
 
-    __slots__ = ("_decoder", "_table")
+    __slots__ = ("_decoder", "_is_at_start", "_table")
 
-    def __init__(self, table: ByteTable) -> None:
+    def __init__(self, table: TokenBytes, prompt_token_ids: Sequence[int]) -> None:
         self._table = table
-        self._decoder = _UTF8_DECODER("replace")
+        self._decoder = _UTF8_DECODER(table.spelling.errors)
+        # Only the very first space goes: a prompt with any text has the beginning to itself.
+        self._is_at_start = table.spelling.strips_leading_space and not any(
+            table.join((token_id,)) for token_id in prompt_token_ids
+        )
 
     def append(self, token_ids: Sequence[int]) -> str:
-        return self._decoder.decode(self._table.join(token_ids))
+        data = self._table.join(token_ids)
+        if self._is_at_start and data:
+            data = data.removeprefix(b" ")
+            self._is_at_start = False
+        return self._decoder.decode(data)
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -61,10 +69,17 @@ class _StreamDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._backend = tokenizer.backend
+        self._special = tokenizer.special_token_ids
         # The tokens that came before the pending ones, as context for decoding them.
-        self._context = self._clean_context(list(prompt_token_ids[-CONTEXT_TOKENS:]))
+        visible = filter(self._is_visible, reversed(prompt_token_ids))
+        self._context = self._clean_context(list(islice(visible, CONTEXT_TOKENS))[::-1])
         self._pending: list[int] = []
         self._stream = self._new_stream()
+
+    def _is_visible(self, token_id: int) -> bool:
+        # The library takes unsigned 32-bit numbers.
+        is_known = 0 <= token_id < 1 << 32 and self._backend.id_to_token(token_id) is not None
+        return is_known and token_id not in self._special
 
     def _decode(self, token_ids: list[int]) -> str:
         text: str = self._backend.decode(token_ids, skip_special_tokens=True)
@@ -80,7 +95,7 @@ class _StreamDetokenizer:
         return DecodeStream(ids=self._context, skip_special_tokens=True)
 
     def append(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._append(index) for index in token_ids])
+        return "".join([self._append(index) for index in token_ids if self._is_visible(index)])
 
     def _append(self, token_id: int) -> str:
         self._pending.append(token_id)

@@ -55,7 +55,11 @@ class OutputText:
         return TextDelta("".join(texts), None, len(token_ids))
 
     def finish(self, stop_token: bool) -> str:
-        """What was held back. A stop token was not appended and leaves no text, so `stop_token` changes nothing."""
+        """What was held back, at the end of an output that no stop string ended.
+
+        A stop token leaves no text because it is never appended, so `stop_token` changes nothing. What became of an
+        unfinished character is not searched for stop strings: the end is decided already.
+        """
         del stop_token
         rest = self._detokenizer.finish()
         return rest if self._matcher is None else self._matcher.finish() + rest

@@ -20,6 +20,7 @@ class StopMatcher:
     """Searches one output's text. With `include_stop_str` nothing is held back, since a match is given out too."""
 
     def __init__(self, stop: Sequence[str], *, include_stop_str: bool) -> None:
+        """`stop` holds at least one string, none of them empty."""
         self._stop = tuple(stop)
         self._include_stop_str = include_stop_str
         self._longest = max(map(len, stop))
@@ -39,7 +40,7 @@ class StopMatcher:
         if match is not None:
             end, stop_string = match
             cut = end if self._include_stop_str else end - len(stop_string)
-            return StopMatch(stop_string, buffer[given : max(given, cut)])
+            return StopMatch(stop_string, buffer[given:cut])
         self._num_held = 0 if self._include_stop_str else self._num_to_hold(buffer)
         output = buffer[given : len(buffer) - self._num_held]
         self._tail = buffer[max(0, len(buffer) - self._longest + 1) :]
@@ -59,9 +60,14 @@ class StopMatcher:
         return best
 
     def _num_to_hold(self, buffer: str) -> int:
-        """Length of the longest end of the buffer that begins a stop string."""
-        for length in range(min(self._longest - 1, len(buffer)), 0, -1):
-            end = buffer[-length:]
-            if any(stop_string.startswith(end) for stop_string in self._stop):
-                return length
-        return 0
+        """Length of the longest end of the buffer that begins a stop string and is not all of it."""
+        longest = 0
+        for stop_string in self._stop:
+            first = stop_string[0]
+            index = buffer.find(first, max(0, len(buffer) - len(stop_string) + 1))
+            while 0 <= index < len(buffer) - longest:
+                if stop_string.startswith(buffer[index:]):
+                    longest = len(buffer) - index
+                    break
+                index = buffer.find(first, index + 1)
+        return longest

@@ -12,8 +12,8 @@ from typing import Any
 
 import tokenizers
 
-from frontend_svc.text.byte_level import ByteTable, is_byte_level
 from frontend_svc.text.chat_template import ChatMessage, ChatTemplate
+from frontend_svc.text.token_bytes import TokenBytes, read_spelling
 from shared.errors import InvalidRequestError, PreconditionError, StartupError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -43,12 +43,16 @@ class Tokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self.digest = hashlib.sha256(files.tokenizer).hexdigest()
-        self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
-        self.eos_token_ids = _eos_token_ids(files, self.backend)
-        self.special_token_ids = frozenset(
-            index for index, token in self.backend.get_added_tokens_decoder().items() if token.special
+        added = self.backend.get_added_tokens_decoder()
+        # Above every id: added tokens may lie behind a gap.
+        self.vocab_size: int = max(
+            self.backend.get_vocab_size(with_added_tokens=True), *(index + 1 for index in added), 1
         )
-        self.byte_table = ByteTable(self.backend, self.special_token_ids) if is_byte_level(files.tokenizer) else None
+        self.eos_token_ids = _eos_token_ids(files, self.backend)
+        self.special_token_ids = frozenset(index for index, token in added.items() if token.special)
+        spelling = read_spelling(files.tokenizer)
+        # None when tokens do not stand for bytes.
+        self.token_bytes = None if spelling is None else TokenBytes(self.backend, spelling, self.special_token_ids)
         source = chat_template or files.chat_template
         self._template = None if source is None else ChatTemplate(source, _special_tokens(files.tokenizer_config))
 
@@ -126,7 +130,7 @@ def _read_files(path: Path) -> TokenizerFiles:
         raise StartupError(f"{path / TOKENIZER_FILE} cannot be read: {error.strerror}") from error
     tokenizer_config = _read_json(path / "tokenizer_config.json")
     template_file = path / "chat_template.jinja"
-    template = template_file.read_text() if template_file.is_file() else _template_of(tokenizer_config)
+    template = _read_text(template_file) if template_file.is_file() else _template_of(tokenizer_config)
     return TokenizerFiles(
         tokenizer=tokenizer,
         tokenizer_config=tokenizer_config,
@@ -148,10 +152,16 @@ def _read_template(value: str) -> str:
     """A template is told from a path by its braces."""
     if "{" in value:
         return value
+    return _read_text(Path(value), "--chat-template ")
+
+
+def _read_text(path: Path, option: str = "") -> str:
     try:
-        return Path(value).read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise StartupError(f"--chat-template {value} cannot be read: {error.strerror}") from error
+        raise StartupError(f"{option}{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StartupError(f"{option}{path} cannot be read: {_first_line(error)}") from error
 
 
 def _content(token: object) -> str | None:
@@ -161,19 +171,18 @@ def _content(token: object) -> str | None:
 
 
 def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    found = {name: _content(tokenizer_config.get(name)) for name in names}
+    """What a template may name: bos_token, eos_token, and every other token that the file gives such a name."""
+    found = {name: _content(value) for name, value in tokenizer_config.items() if name.endswith("_token")}
     return {name: token for name, token in found.items() if token is not None}
 
 
 def _eos_token_ids(files: TokenizerFiles, backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     """The model's end tokens, the primary one first: of the generation config, the config, or the tokenizer."""
-    for source in (files.generation_config, files.config, files.config.get("text_config") or {}):
-        value = source.get("eos_token_id")
-        if isinstance(value, int):
-            return (value,)
-        if isinstance(value, list) and value:
-            return tuple(value)
+    for source in (files.generation_config, files.config, files.config.get("text_config")):
+        value = source.get("eos_token_id") if isinstance(source, dict) else None
+        values = value if isinstance(value, list) else [value]
+        if all(type(index) is int and index >= 0 for index in values) and values:
+            return tuple(values)
     token = _content(files.tokenizer_config.get("eos_token"))
     index = None if token is None else backend.token_to_id(token)
     return () if index is None else (index,)

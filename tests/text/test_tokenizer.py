@@ -9,6 +9,7 @@ from frontend_svc.text.chat_template import ChatMessage, ChatTemplate
 from frontend_svc.text.tokenizer import Tokenizer
 from shared.errors import InvalidRequestError, PreconditionError, StartupError
 from tests.support.byte_tokenizer import VOCAB_SIZE, encode_bytes, write_byte_model
+from tests.support.text_runs import GAP, write_with_gap
 
 CONVERSATION = [ChatMessage("system", "Be brief."), ChatMessage("user", 'Hi <b> & "x" 中')]
 
@@ -30,11 +31,19 @@ def test_round_trip_and_facts(folder):
     assert tokenizer.token_text(3) == "<|im_start|>"
 
 
-@pytest.mark.parametrize("bad", [VOCAB_SIZE, 2**31])
+@pytest.mark.parametrize("bad", [VOCAB_SIZE, 2**31, 2**32, -1])
 def test_unknown_ids_are_named(folder, bad):
     tokenizer = Tokenizer.load(folder)
     with pytest.raises(InvalidRequestError, match=rf"\[0, {VOCAB_SIZE}\), got {bad}"):
         tokenizer.decode([5, bad])
+
+
+def test_ids_behind_a_gap_are_of_the_vocabulary(tmp_path):
+    tokenizer = Tokenizer.load(write_with_gap(tmp_path / "model"))
+    assert tokenizer.encode("a<far>")[-1] == GAP
+    assert tokenizer.vocab_size == GAP + 1
+    assert tokenizer.decode([GAP - 1, GAP], skip_special_tokens=False) == "<far>"
+    assert tokenizer.token_text(GAP - 1) == ""
 
 
 def test_special_tokens_in_text_are_recognised_in_a_rendered_conversation(folder):
@@ -50,7 +59,16 @@ def test_end_tokens_come_from_the_first_file_that_names_them(folder):
     assert Tokenizer.load(folder).eos_token_ids == (7, 2)
     (folder / "generation_config.json").unlink()
     assert Tokenizer.load(folder).eos_token_ids == (2,)
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 9}}))
+    assert Tokenizer.load(folder).eos_token_ids == (9,)
     (folder / "config.json").unlink()
+    assert Tokenizer.load(folder).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("useless", [None, [], "2", ["2"], -1, True])
+def test_end_tokens_that_are_no_ids_are_passed_over(folder, useless):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": useless}))
+    (folder / "config.json").write_text(json.dumps({"text_config": 1}))
     assert Tokenizer.load(folder).eos_token_ids == (2,)
 
 
@@ -80,6 +98,35 @@ def test_missing_files_are_named(tmp_path, folder):
         Tokenizer.load(write_byte_model(folder), str(tmp_path / "missing.jinja"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe"])
+def test_other_corrupt_files_are_one_line(folder, name, content):
+    (folder / name).write_bytes(content)
+    with pytest.raises(StartupError) as error:
+        Tokenizer.load(folder)
+    assert "\n" not in str(error.value)
+    assert name in str(error.value)
+
+
+def test_templates_that_cannot_be_read_are_one_line(folder, tmp_path):
+    bad = tmp_path / "bad.jinja"
+    bad.write_bytes(b"\xff\xfe")
+    for value in (str(bad), str(tmp_path), "no\0path", "{% if %}", "{{ 1\n\n%}"):
+        with pytest.raises(StartupError) as error:
+            Tokenizer.load(folder, value)
+        assert "\n" not in str(error.value)
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(StartupError, match=r"chat_template\.jinja cannot be read"):
+        Tokenizer.load(folder)
+
+
+def test_templates_may_name_the_tokens_of_the_tokenizer_config(folder):
+    config = {"bos_token": {"content": "<s>"}, "eos_token": None, "image_token": "<img>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    source = "{{ bos_token }}|{{ image_token }}|{{ eos_token is defined }}|{{ add_bos_token is defined }}"
+    assert Tokenizer.load(folder, source).render_chat(CONVERSATION) == "<s>|<img>|False|False"
+
+
 def test_template_of_the_tokenizer_config_and_overrides(folder, tmp_path):
     (folder / "chat_template.jinja").unlink()
     tokenizer = Tokenizer.load(folder)
@@ -107,6 +154,8 @@ def test_template_environment():
     )
     assert render("{% generation %}{{ messages[1].role }}{% endgeneration %}") == "user"
     assert len(render("{{ strftime_now('%Y') }}")) == 4
+    counting = "{% set n = namespace(count=0) %}{% for m in messages %}{% set n.count = n.count + 1 %}{% endfor %}"
+    assert render(counting + "{{ n.count }}") == "2"
     assert render("{% if not tools and add_generation_prompt %}ok{% endif %}") == "ok"
 
 
@@ -119,6 +168,8 @@ def test_template_environment():
         "{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ 1 / 0 }}",
         "{{ undefined.x }}",
+        "{% set space = namespace(_x=1) %}",
+        "{% set space = namespace() %}{% set space._x = 1 %}",
         "{% for i in range(99999999) %}x{% endfor %}",
         "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}",
     ],

@@ -31,12 +31,13 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # The product's 64 bits are right although int64 wraps; the mask makes the shift a logical one.
+        # The product's 64 bits are right although int64 wraps. c1 and c3 are only ever xored, so their upper halves
+        # may hold anything until the mask.
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c2 = (product1 >> 32) & _MASK ^ c1 ^ k0, (product0 >> 32) & _MASK ^ c3 ^ k1
-        c1, c3 = product1 & _MASK, product0 & _MASK
+        c0, c2 = ((product1 >> 32) ^ (c1 ^ k0)) & _MASK, ((product0 >> 32) ^ (c3 ^ k1)) & _MASK
+        c1, c3 = product1, product0
         k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK, c2, c3 & _MASK
 
 
 def token_gumbel(seeds: torch.Tensor, output_index: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -24,8 +24,13 @@ from engine_svc.executor.sampling_batch import SamplingBatch
 _BLOCK_ELEMENTS = 1 << 22
 # Tokens that get noise at once on a CPU: the working set stays in its cache.
 _NOISE_AT_ONCE = 1 << 13
-# Most tokens that top_k and top_p look at before they sort the whole vocabulary.
-_SHORT_LIST = 1024
+# From so many tokens a row on, rows are worked on one by one.
+_MANY_TOKENS = 2048
+# Tokens at most this much less likely than the best one, in log-probability, get noise first.
+_LIKELY = -8.0
+# Tokens that top_p looks at first; each further look takes more, by this factor.
+_SHORT_LIST = 128
+_LONGER = 16
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> IntArray:
@@ -62,15 +67,31 @@ def _sample_rows(
     kept = kept_tokens(scaled, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
     seeds = torch.from_numpy(batch.seed[rows].view(np.int64)).to(device)
     output_index = torch.from_numpy(batch.output_index[rows].astype(np.int64)).to(device)
-    # The most likely token is always kept and its scaled logit is 0: who cannot reach its score needs no noise.
-    to_beat = token_gumbel(seeds, output_index, best.clamp(min=0))
-    kept &= scaled >= (to_beat - MAX_GUMBEL)[:, None]
-    candidates = kept.flatten().nonzero()[:, 0]
     scores = torch.full_like(scaled, -math.inf)
-    for part in torch.split(candidates, _NOISE_AT_ONCE if device.type == "cpu" else max(1, len(candidates))):
-        row, token = part // scaled.shape[1], part % scaled.shape[1]
-        scores.view(-1)[part] = scaled.view(-1)[part] + token_gumbel(seeds[row], output_index[row], token)
+    # The likely tokens first: who cannot reach the best score among them with any noise needs none.
+    likely = kept & (scaled >= _LIKELY)
+    _score(scores, scaled, likely, seeds, output_index)
+    kept &= ~likely & (scaled >= scores.max(dim=1, keepdim=True).values - MAX_GUMBEL)
+    _score(scores, scaled, kept, seeds, output_index)
     token_ids[index] = torch.where(best == INVALID_TOKEN, best, scores.argmax(dim=1))
+
+
+def _score(
+    scores: torch.Tensor, scaled: torch.Tensor, chosen: torch.Tensor, seeds: torch.Tensor, output_index: torch.Tensor
+) -> None:
+    """Sets the scores of the chosen tokens, all [num_rows, vocab_size]; seeds and indices are [num_rows].
+
+    On a CPU many tokens are worked on row by row, in parts: nothing but the token id then differs within a part.
+    """
+    flat = chosen.flatten().nonzero()[:, 0]
+    if scores.device.type != "cpu" or len(flat) < _MANY_TOKENS * len(scores):
+        rows, tokens = flat // scaled.shape[1], flat % scaled.shape[1]
+        scores.view(-1)[flat] = scaled.view(-1)[flat] + token_gumbel(seeds[rows], output_index[rows], tokens)
+        return
+    for row in range(len(scores)):
+        for tokens in torch.split(chosen[row].nonzero()[:, 0], _NOISE_AT_ONCE):
+            noise = token_gumbel(seeds[row : row + 1], output_index[row : row + 1], tokens)
+            scores[row, tokens] = scaled[row, tokens] + noise
 
 
 def kept_tokens(
@@ -135,5 +156,7 @@ def _nucleus_size(values: torch.Tensor, target: torch.Tensor, width: int) -> tup
     if width < values.shape[1]:
         short = (sums[:, -1] < target).nonzero()[:, 0]
         if len(short):
-            count[short], cut[short] = _nucleus_size(values[short], target[short], values.shape[1])
+            count[short], cut[short] = _nucleus_size(
+                values[short], target[short], min(width * _LONGER, values.shape[1])
+            )
     return count, cut

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from engine_svc.model.load import LoadOptions, load_model  # noqa: E402 - after importorskip
 from engine_svc.model.resolve import resolve_model  # noqa: E402
 from tests.support.drive import CoreLimits  # noqa: E402
-from tests.support.greedy_cases import comparable, load_cases  # noqa: E402
+from tests.support.greedy_cases import comparable, load_cases, shortened  # noqa: E402
 from tests.support.oracle_runs import Run, check_greedy, greedy_requests, run_requests  # noqa: E402
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -23,8 +23,9 @@ EOS = (2,)
 CASES = load_cases(DATA / "smollm2_greedy_bf16_weights.jsonl")
 OWN = load_cases(DATA / "smollm2_own_prompts.jsonl")
 SHORT = [case for case in CASES + OWN if len(case["prompt_token_ids"]) < 200]
-# A few that differ in kind and length, for variations whose effect does not depend on the prompt.
-FEW = SHORT[::2]
+# For variations whose effect does not depend on the prompt or comes early in the output.
+SHORTENED = shortened([case for case in CASES if len(case["prompt_token_ids"]) < 500], 32)
+FEW = shortened(SHORT[::2], 32)
 GEMMA = load_cases(DATA / "gemma3_270m_greedy.jsonl")
 WIDE = CoreLimits(max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=2600, block_size=16, num_blocks=700)
 
@@ -55,7 +56,7 @@ def test_alone(smollm2):
         max_num_seqs=1, max_num_batched_tokens=2600, max_model_len=2600, block_size=16, num_blocks=200,
         enable_prefix_caching=False,
     )  # fmt: skip
-    driver, _ = check_greedy(smollm2, SHORT + [case for case in CASES if case not in SHORT], Run(limits=limits), EOS)
+    driver, _ = check_greedy(smollm2, shortened(CASES, 32), Run(limits=limits), EOS)
     assert max(output.stats.num_running for output in driver.outputs) == 1
 
 
@@ -64,8 +65,7 @@ def test_chunks_of_16_tokens(smollm2):
         max_num_seqs=16, max_num_batched_tokens=16, max_model_len=600, block_size=16, num_blocks=300,
         enable_prefix_caching=False,
     )  # fmt: skip
-    cases = [case for case in CASES if len(case["prompt_token_ids"]) < 500]
-    driver, _ = check_greedy(smollm2, cases, Run(limits=limits), EOS)
+    driver, _ = check_greedy(smollm2, SHORTENED, Run(limits=limits), EOS)
     assert max(output.stats.num_scheduled_tokens for output in driver.outputs) == 16
 
 
@@ -74,14 +74,14 @@ def test_a_long_prompt_in_chunks_beside_decodes(smollm2):
         max_num_seqs=16, max_num_batched_tokens=64, long_prefill_token_threshold=16, max_model_len=2600,
         block_size=16, num_blocks=700,
     )  # fmt: skip
-    longest = max(CASES, key=lambda case: len(case["prompt_token_ids"]))
+    longest = max(shortened(CASES, 8), key=lambda case: len(case["prompt_token_ids"]))
     check_greedy(smollm2, [longest, *FEW[:4]], Run(limits=limits), EOS)
 
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_preemption(smollm2, batches):
     limits = CoreLimits(
-        max_num_seqs=16, max_num_batched_tokens=256, max_model_len=200, block_size=8, num_blocks=40,
+        max_num_seqs=16, max_num_batched_tokens=256, max_model_len=200, block_size=8, num_blocks=27,
         enable_prefix_caching=batches == 1,
     )  # fmt: skip
     driver, _ = check_greedy(smollm2, FEW, Run(limits=limits, batches=batches), EOS)
@@ -90,7 +90,7 @@ def test_preemption(smollm2, batches):
 
 def test_prefix_hits(smollm2):
     limits = CoreLimits(max_num_seqs=16, max_num_batched_tokens=512, max_model_len=640, block_size=4, num_blocks=1000)
-    cases = [case for case in CASES if 20 < len(case["prompt_token_ids"]) < 500][:10]
+    cases = shortened([case for case in CASES if 20 < len(case["prompt_token_ids"]) < 500][:10], 16)
     driver, _ = check_greedy(smollm2, cases, Run(limits=limits, rounds=2), EOS)
     for index, case in enumerate(cases):
         cached = driver.by_key[2, index].first_scheduled.num_cached_tokens
@@ -101,12 +101,12 @@ def test_prefix_hits(smollm2):
 def test_after_aborts_of_neighbours(smollm2, batches):
     limits = CoreLimits(max_num_seqs=8, max_num_batched_tokens=128, max_model_len=200, block_size=8, num_blocks=80)
     cases = [case for case in FEW if len(case["output_token_ids"]) > 30]
-    aborted = {index: 2 + 3 * index for index in range(0, len(cases), 2)}
+    aborted = {index: 2 + 2 * index for index in range(0, len(cases), 2)}
     check_greedy(smollm2, cases, Run(limits=limits, batches=batches, aborted=aborted), EOS)
 
 
 def test_three_batches_in_flight(smollm2):
-    driver, _ = check_greedy(smollm2, CASES, Run(limits=WIDE, batches=3), EOS)
+    driver, _ = check_greedy(smollm2, SHORTENED, Run(limits=WIDE, batches=3), EOS)
     assert any(not output.by_client for output in driver.outputs), "the pipeline was never filled"
 
 
@@ -115,7 +115,7 @@ def test_weights_read_from_gguf():
     model = load_model(
         LoadOptions(model=str(resolve_model("smollm2") / "model.gguf"), dtype="float32", device="cpu")
     )  # fmt: skip
-    cases = [case for case in load_cases(DATA / "smollm2_greedy_float32.jsonl") if len(case["prompt_token_ids"]) < 500]
+    cases = shortened(load_cases(DATA / "smollm2_greedy_float32.jsonl"), 32)
     check_greedy(model, cases, Run(limits=WIDE), EOS)
 
 

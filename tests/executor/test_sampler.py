@@ -89,7 +89,7 @@ def test_every_row_against_the_definition():
     assert tokens == [sample_token(logits[index], **row) for index, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize("short_list", [3, 16, 1024])
+@pytest.mark.parametrize("short_list", [1, 3, 16, 128])
 def test_kept_set_against_numpy(monkeypatch, short_list):
     monkeypatch.setattr(sampler, "_SHORT_LIST", short_list)
     seed = random.SystemRandom().randrange(2**32)
@@ -123,6 +123,9 @@ def test_cost_settings_do_not_change_tokens(monkeypatch):
     expected = sample(torch.from_numpy(logits.copy()), batch_of(*rows)).tolist()
     monkeypatch.setattr(sampler, "_BLOCK_ELEMENTS", 1000)
     monkeypatch.setattr(sampler, "_NOISE_AT_ONCE", 7)
+    monkeypatch.setattr(sampler, "_MANY_TOKENS", 2)
+    monkeypatch.setattr(sampler, "_LIKELY", 0.0)
+    assert sample(torch.from_numpy(logits.copy()), batch_of(*rows)).tolist() == expected
     monkeypatch.setattr(sampler, "MAX_GUMBEL", math.inf)
     assert sample(torch.from_numpy(logits.copy()), batch_of(*rows)).tolist() == expected
 
@@ -157,9 +160,8 @@ def test_top_k_1_and_tiny_top_p_are_greedy():
 
 
 def test_seeds_use_all_64_bits():
-    logits = torch.zeros(64, 100_000)
-    tokens = sample(logits, batch_of(*({"seed": 1 << bit} for bit in range(64)))).tolist()
-    assert len(set(tokens)) > 60
+    tokens = sample(torch.zeros(64, 8000), batch_of(*({"seed": 1 << bit} for bit in range(64)))).tolist()
+    assert len(set(tokens)) > 55
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

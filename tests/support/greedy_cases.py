@@ -8,6 +8,7 @@ under 0.002 (`first_close_step`, null when there is none): from there on roundin
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ def comparable(case: dict[str, Any]) -> list[int]:
     """The output tokens of a case that rounding does not decide."""
     close = case["first_close_step"]
     return case["output_token_ids"] if close is None else case["output_token_ids"][:close]
+
+
+def shortened(cases: Sequence[dict[str, Any]], num_tokens: int) -> list[dict[str, Any]]:
+    """The cases as if they had asked for fewer tokens."""
+    return [case | {"output_token_ids": case["output_token_ids"][:num_tokens]} for case in cases]
 
 
 def load_cases(path: Path) -> list[dict[str, Any]]:

@@ -126,7 +126,9 @@ class ChatTemplate:
         except InvalidRequestError:
             raise
         except Exception as error:
-            message = f"messages make the chat template fail: {type(error).__name__}: {error}"
+            # Python's own errors may quote the prompt; jinja's name what the template wanted.
+            detail = f": {error}" if isinstance(error, jinja2.TemplateError) else ""
+            message = f"messages make the chat template fail: {type(error).__name__}{detail}"
             raise InvalidRequestError(message, field="messages") from error
 
     def _join(self, variables: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Prompts equal transformers' own: the embedded chat model's template, and the constructs of other models' templates."""
+"""Prompts equal transformers' own: the embedded chat model's template, and constructs of other models' templates."""
 
 from functools import cache
 from pathlib import Path

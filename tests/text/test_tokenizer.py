@@ -181,6 +181,14 @@ def test_a_template_that_fails_or_reaches_out_is_an_error_of_messages(source):
     assert error.value.message.startswith("messages ")
 
 
+def test_errors_name_what_the_template_wanted_and_quote_no_prompt():
+    with pytest.raises(InvalidRequestError, match="has no attribute 'tool_calls'"):
+        render("{{ messages[0].tool_calls.first }}")
+    with pytest.raises(InvalidRequestError, match="ValueError") as error:
+        render("{{ '{:d}'.format(messages[0].content) }}{{ messages[0].content.index('?') }}")
+    assert "Be brief" not in error.value.message
+
+
 def test_a_template_that_is_no_template_is_a_startup_error():
     with pytest.raises(StartupError, match="chat template"):
         ChatTemplate("{% if %}", {})

@@ -25,11 +25,31 @@ MAX_RENDER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function, or more of one: `arguments` is JSON text, or the next piece of it."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation."""
+    """One turn of a conversation. `parts` are texts in place of `content`."""
 
     role: str
-    content: str
+    content: str = ""
+    parts: tuple[str, ...] = ()
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    reasoning: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that is said, parts joined by line breaks."""
+        return "\n".join(self.parts) if self.parts else self.content
 
 
 class _GenerationTag(jinja2.ext.Extension):

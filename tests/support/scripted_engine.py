@@ -27,7 +27,11 @@ def ready_message(**fields: Any) -> pb.Ready:
         "num_blocks": 64,
         "dtype": "float32",
         "limits": pb.Limits(
-            max_num_seqs=64, max_num_batched_tokens=2048, max_stop_token_ids=128, max_message_bytes=64 * 2**20
+            max_num_seqs=64,
+            max_num_batched_tokens=2048,
+            max_stop_token_ids=128,
+            max_message_bytes=64 * 2**20,
+            max_logprobs=20,
         ),
     }
     return pb.Ready(**(values | fields))

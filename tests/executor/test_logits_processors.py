@@ -199,3 +199,12 @@ def test_an_allowed_token_may_be_biased_and_penalised():
     changed = rows.processed([0], np.ones((1, VOCAB_SIZE), np.float32))
     assert changed[0, 5] == -2.0
     assert np.isneginf(np.delete(changed[0], 5)).all()
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e300])
+def test_penalties_of_any_size_leave_finite_logits(penalty):
+    rows = Rows()
+    rows.change(added=[(0, SamplingParams(max_tokens=9, temperature=0.0, repetition_penalty=penalty), [5, 6], [])])
+    logits = random_logits(random.Random(2), 1)
+    assert np.isfinite(rows.processed([0], logits)).all()
+    assert sample(torch.from_numpy(logits), rows.mirror.sampling_batch(ids([0])))[0] >= 0

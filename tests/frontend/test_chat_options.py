@@ -79,7 +79,7 @@ async def test_the_final_message_is_continued(pair):
     stream, frontend = pair
     messages = [user("hi hi"), inference_pb2.ChatMessage(role="assistant", content=" Well, hi ")]
     text = await rendered(frontend, stream, messages=messages, continue_final_message=True)
-    assert text == "[user:hi hi][assistant: Well, hi"
+    assert text == "[user:hi hi][assistant: Well, hi "
 
 
 async def test_templates_that_loop_over_parts_get_parts(tmp_path):

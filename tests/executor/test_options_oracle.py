@@ -56,9 +56,16 @@ def run(model, requests, limits, *, batches=1, mode="raw_logprobs", rounds=1):
         executor.shutdown()
 
 
+_LOGITS = {}
+
+
 @torch.inference_mode()
 def all_logits(reference, token_ids):
-    return reference(input_ids=torch.tensor([token_ids])).logits[0]
+    """Kept: the same sequences come under every schedule."""
+    key = tuple(token_ids)
+    if key not in _LOGITS:
+        _LOGITS[key] = reference(input_ids=torch.tensor([token_ids])).logits[0]
+    return _LOGITS[key]
 
 
 def own_words(case, count):

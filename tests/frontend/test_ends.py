@@ -75,7 +75,8 @@ async def test_what_the_client_asks_reaches_the_engine(pair):
     assert list(sampling.stop_token_ids) == [8, 9]
     assert sampling.ignore_eos
     assert (request.priority, request.cache_salt, request.data_parallel_rank) == (-4, "salt", 0)
-    assert 20_000 < request.deadline_remaining_ms <= 30_000
+    # gRPC rounds a deadline up on its way.
+    assert 20_000 < request.deadline_remaining_ms <= 31_000
     call.cancel()
 
 

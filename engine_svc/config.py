@@ -55,6 +55,14 @@ class EngineConfig:
     enable_chunked_prefill: bool = option(True, help="Compute prompts over several steps.")
     enable_prefix_caching: bool = option(True, help="Reuse the KV cache of equal prefixes.")
     max_concurrent_batches: int = option(1, minimum=1, maximum=16, help="Steps in flight at once.")
+    max_logprobs: int = option(
+        20, minimum=-1, help="Most likely tokens reported with a token at most; -1 is the whole vocabulary."
+    )
+    logprobs_mode: str = option(
+        "raw_logprobs",
+        choices=("raw_logprobs", "processed_logprobs"),
+        help="Report the model's own log-probabilities or those that tokens are sampled from.",
+    )
     host: str = option("127.0.0.1", help="Address to listen on.")
     port: int = option(50061, minimum=0, maximum=65535, help="Port of the engine's service; 0 takes a free one.")
     metrics_port: int = option(

@@ -142,6 +142,7 @@ def engine_info(
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_stop_token_ids=scheduler.max_stop_token_ids,
         max_message_bytes=MAX_MESSAGE_BYTES,
+        max_logprobs=scheduler.max_logprobs,
         numerics=info.numerics,
     )
 
@@ -219,6 +220,7 @@ def scheduler_limits(
         enable_chunked_prefill=config.enable_chunked_prefill and not non_causal,
         enable_prefix_caching=config.enable_prefix_caching and not non_causal,
         max_concurrent_batches=max_concurrent_batches,
+        max_logprobs=config.max_logprobs,
     )
 
 
@@ -281,6 +283,7 @@ def _build_uniproc(config: EngineConfig, progress: Progress | None) -> Executor:
         max_concurrent_batches=config.max_concurrent_batches,
         profile_dir=config.profile_dir,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        logprobs_mode=config.logprobs_mode,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )

@@ -2,7 +2,7 @@
 
 A request is released by its own task or by the end of its call, whichever comes first: a task that is blocked in a
 write learns of a vanished client only when it is collected. Releasing is synchronous and aborts the request in its
-engine. Invariant: a released request is in no engine, and its id is free.
+engine, all of its outputs together. Invariant: a released request is in no engine, and its id is free.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from frontend_svc.collector import OutputCollector, slow_consumer_error
+from frontend_svc.collector import News, OutputCollector, slow_consumer_error
+from frontend_svc.engine_run import EngineRun
 from frontend_svc.metrics import FrontendMetrics
 from frontend_svc.request import Caller
-from shared.engine_client import EngineCoreClient
 from shared.errors import DeadlineExceededError, DuplicateRequestError, TaktError, UnavailableError
-from shared.types import AbortCause, EngineRequest, FinishedRequest, FinishReason
+from shared.types import AbortCause, FinishedRequest, FinishReason
 
 # A call that ends this close to its deadline was ended by it.
 DEADLINE_TOLERANCE_SECONDS = 0.02
@@ -40,18 +40,17 @@ class Call(Protocol):
 
 
 class ActiveRequest:
-    """A request in flight. All methods belong to the event loop."""
+    """A request in flight: a run for each of its outputs. All methods belong to the event loop."""
 
     def __init__(self, request_id: str, call: Call, limits: "SlowClientLimits", metrics: FrontendMetrics) -> None:
         self.request_id = request_id
         self.call = call
-        self.collector = OutputCollector(limits.max_tokens, self._check_overflow)
-        self.num_output_tokens = 0
+        # Wakes the request's task when any of its outputs has news.
+        self.news = News()
+        self.runs: list[EngineRun] = []
         self.is_released = False
         self._limits = limits
         self._metrics = metrics
-        self._client: EngineCoreClient | None = None
-        self._handle = 0
         # Since when a message has been waiting for the client.
         self._offered_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -59,48 +58,43 @@ class ActiveRequest:
         if deadline is not None:
             self._timer = asyncio.get_running_loop().call_later(deadline - time.monotonic(), self._expire)
 
-    # --- the engine ---------------------------------------------------------------------------------------------------
+    def add_run(self) -> EngineRun:
+        """One more output."""
+        run = EngineRun(OutputCollector(self._limits.max_tokens, self._check_overflow, self.news), self._metrics)
+        self.runs.append(run)
+        return run
 
-    def send(self, client: EngineCoreClient, request: EngineRequest) -> None:
-        """Sends the request to an engine; outputs arrive in the collector. Raises TaktError."""
-        self._handle = client.add_request(request, self.collector)
-        self._client = client
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all outputs so far."""
+        return sum(run.num_output_tokens for run in self.runs)
 
-    def left_engine(self) -> None:
-        """The engine has nothing of the request any more."""
-        self._client = None
+    def _abort_in_engine(self, cause: AbortCause) -> None:
+        for run in self.runs:
+            run.abort_in_engine(cause)
 
-    def ended_in_engine(self, finished: FinishedRequest) -> None:
-        """An end has come. Counts the abort, unless it was ours and is counted."""
-        if self._client is not None and finished.reason is FinishReason.ABORT:
-            self._metrics.aborted(finished.abort_cause)
-        self._client = None
-
-    def abort_in_engine(self, cause: AbortCause) -> None:
-        """Ends the request in its engine, if it is in one."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.abort_request(self._handle, cause)
-            self._metrics.aborted(cause)
+    def _fail(self, cause: AbortCause, error: TaktError) -> None:
+        for run in self.runs:
+            run.abort_in_engine(cause)
+            run.collector.fail(error)
 
     # --- ends from outside --------------------------------------------------------------------------------------------
 
     def abort(self, cause: AbortCause) -> None:
-        """Ends the request as the client or the operator asked: with a last message."""
-        self.abort_in_engine(cause)
-        self.collector.on_finished(FinishedRequest(handle=0, reason=FinishReason.ABORT, abort_cause=cause))
+        """Ends the request as the client or the operator asked: with a last message of each output."""
+        self._abort_in_engine(cause)
+        for run in self.runs:
+            run.collector.on_finished(FinishedRequest(handle=0, reason=FinishReason.ABORT, abort_cause=cause))
 
     def shut_down(self) -> None:
-        """Ends the request because the frontend goes: with a last message if there was a first one."""
+        """Ends the request because the frontend goes: with last messages if there was a first one."""
         if self.num_output_tokens:
             self.abort(AbortCause.SHUTDOWN)
         else:
-            self.abort_in_engine(AbortCause.SHUTDOWN)
-            self.collector.fail(UnavailableError("the frontend shuts down", reason="DRAINING"))
+            self._fail(AbortCause.SHUTDOWN, UnavailableError("the frontend shuts down", reason="DRAINING"))
 
     def _expire(self) -> None:
-        self.abort_in_engine(AbortCause.DEADLINE)
-        self.collector.fail(DeadlineExceededError("the request's deadline passed"))
+        self._fail(AbortCause.DEADLINE, DeadlineExceededError("the request's deadline passed"))
 
     # --- a client that does not read ----------------------------------------------------------------------------------
 
@@ -124,8 +118,7 @@ class ActiveRequest:
 
     def _end_slow(self, reason: str) -> TaktError:
         error = slow_consumer_error(reason)
-        self.abort_in_engine(AbortCause.SLOW_CONSUMER)
-        self.collector.fail(error)
+        self._fail(AbortCause.SLOW_CONSUMER, error)
         return error
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -137,7 +130,7 @@ class ActiveRequest:
         self.is_released = True
         if self._timer is not None:
             self._timer.cancel()
-        self.abort_in_engine(self._cause_of_call_end())
+        self._abort_in_engine(self._cause_of_call_end())
 
     def _cause_of_call_end(self) -> AbortCause:
         deadline = self.call.caller.deadline
@@ -171,8 +164,8 @@ class ActiveRequests:
         return len(self._requests)
 
     @contextmanager
-    def open(self, request_id: str, call: Call) -> Iterator[ActiveRequest]:
-        """Holds a request until the block ends or the call does.
+    def open(self, request_id: str, call: Call, num_runs: int = 1) -> Iterator[ActiveRequest]:
+        """Holds a request of so many outputs until the block ends or the call does.
 
         Raises UnavailableError while draining, DuplicateRequestError when the id is in flight.
         """
@@ -183,6 +176,8 @@ class ActiveRequests:
                 f"request_id must be unique among the requests in flight, got {request_id!r} again", field="request_id"
             )
         active = ActiveRequest(request_id, call, self._limits, self._metrics)
+        for _ in range(num_runs):
+            active.add_run()
         self._requests[request_id] = active
         self._changed()
         call.on_done(lambda: self._release(active))

@@ -5,6 +5,8 @@ Names are those that users of vLLM know. What depends on the engines is not here
 
 from dataclasses import dataclass
 
+from frontend_svc.text.reasoning import REASONING_PARSERS
+from frontend_svc.text.tool_calls import TOOL_CALL_PARSERS
 from shared.config import check_limits, option
 from shared.errors import StartupError
 from shared.log import LEVELS
@@ -19,6 +21,16 @@ class FrontendConfig:
     revision: str | None = option(None, help="Branch, tag or commit of a Hub tokenizer.")
     served_model_name: tuple[str, ...] = option((), help="Name that requests may use; may be given several times.")
     chat_template: str | None = option(None, help="Chat template, or a file with one, in place of the model's own.")
+    generation_config: str = option(
+        "auto", choices=("auto", "vllm"), help="Defaults of the sampling: the model's own (auto), or none of it (vllm)."
+    )
+    tool_call_parser: str = option(
+        "hermes", choices=TOOL_CALL_PARSERS, help="How the model writes calls of functions; none reads none."
+    )
+    reasoning_parser: str = option(
+        "auto", choices=REASONING_PARSERS, help="How the model marks reasoning; auto looks at the chat template."
+    )
+    api_key_file: str | None = option(None, help="File of API keys, one a line; without it everybody is served.")
     engine: tuple[str, ...] = option((), help="HOST:PORT of an engine; may be given several times.")
     host: str = option("127.0.0.1", help="Address that clients reach.")
     port: int = option(50051, minimum=0, maximum=65535, help="Port that clients reach; 0 takes a free one.")
@@ -31,6 +43,15 @@ class FrontendConfig:
     max_stop_strings: int = option(16, minimum=0, help="Stop strings a request.")
     max_stop_string_bytes: int = option(256, minimum=1, help="Longest stop string, in bytes.")
     max_stop_token_ids: int = option(128, minimum=0, help="Stop token ids a request.")
+    max_n: int = option(128, minimum=1, help="Outputs a request.")
+    max_logit_bias: int = option(1024, minimum=0, help="Tokens with a logit bias a request.")
+    max_bad_words: int = option(128, minimum=0, help="Bad words a request, after they are tokenized.")
+    max_prompt_logprobs: int = option(2_000_000, minimum=0, help="Log-probabilities of a prompt: tokens times width.")
+    max_structured_output_bytes: int = option(64 * 1024, minimum=1, help="Longest schema, regex or grammar, in bytes.")
+    max_structured_output_nesting: int = option(64, minimum=1, help="Deepest nesting of a JSON schema.")
+    max_tools: int = option(128, minimum=0, help="Functions that a conversation may call.")
+    max_embedding_inputs: int = option(2048, minimum=1, help="Texts a call of Embed.")
+    stream_interval: int = option(1, minimum=1, help="Least tokens a message, behind an output's first one.")
     tokenize_timeout: float = option(30.0, minimum=0.1, help="Seconds that tokenizing a prompt may take.")
     max_retries: int = option(
         2, minimum=0, help="Further engines that a request without output is sent to when its engine is lost."

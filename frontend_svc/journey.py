@@ -10,37 +10,42 @@ with a finish reason:
     slow client                   that message with ERROR, then RESOURCE_EXHAUSTED, as far as the client reads them
     deadline                      DEADLINE_EXCEEDED alone: the client listens no more
 
-A request without output whose engine is lost, or drains, goes to another engine unseen. Invariant: whatever ends the
+Outputs of one request (n > 1) are computed apart and told in one stream, as they come. If some fail, the call ends with
+the first failure's status once the others have ended; a failure before any message is a status alone.
+
+An output without tokens whose engine is lost, or drains, goes to another engine unseen. Invariant: whatever ends the
 call, the request is released, and with that aborted in its engine.
 """
 
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from frontend_svc.active_request import ActiveRequest, ActiveRequests, Call
-from frontend_svc.collector import EngineLostError
-from frontend_svc.defaults import resolve
-from frontend_svc.dispatch import Dispatch
-from frontend_svc.metrics import FrontendMetrics
-from frontend_svc.output import OutputBuilder
-from frontend_svc.prompts import Prompts
+from frontend_svc.chat import ChatParsers, ChatPlan, make_reader, plan_chat
+from frontend_svc.defaults import Defaults, ResolvedRequest
+from frontend_svc.dispatch import Dispatch, Fleet
+from frontend_svc.output import OutputBuilder, RequestClock
+from frontend_svc.output_flow import OutputFlow
+from frontend_svc.output_shape import make_shaper
+from frontend_svc.prompts import Prompt, Prompts
 from frontend_svc.request import GenerationRequest, RequestOutput
-from frontend_svc.routing.engine_table import EngineTable
 from frontend_svc.text.tokenizer import Tokenizer
 from frontend_svc.validation import Caps, validate_against_engines, validate_prompt, validate_request
-from shared.engine_client import EngineLoss
-from shared.errors import DeadlineExceededError, InternalError, TaktError, error_from_code
-from shared.types import AbortCause, FinishedRequest, FinishReason
+from frontend_svc.validation_sampling import (
+    validate_prompt_logprobs,
+    validate_sampling,
+    validate_sampling_against_engines,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JourneyOptions:
-    """What an operator sets."""
+    """What an operator sets. `stream_interval` is the least tokens a message."""
 
     model_names: tuple[str, ...]
     caps: Caps
-    max_retries: int
+    parsers: ChatParsers
+    stream_interval: int = 1
 
 
 class Journey:
@@ -50,97 +55,97 @@ class Journey:
         self,
         tokenizer: Tokenizer,
         prompts: Prompts,
-        engines: EngineTable,
+        defaults: Defaults,
         requests: ActiveRequests,
-        metrics: FrontendMetrics,
+        fleet: Fleet,
         options: JourneyOptions,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompts = prompts
-        self._engines = engines
+        self._defaults = defaults
         self._requests = requests
-        self._metrics = metrics
+        self._fleet = fleet
         self._options = options
 
     async def generate(self, request: GenerationRequest, call: Call) -> AsyncGenerator[RequestOutput]:
         """Answers a request. Raises TaktError for the status of the call."""
-        validate_request(request, self._options.caps, self._options.model_names)
-        with self._requests.open(request.request_id, call) as active:
-            limits = self._engines.limits()
-            validate_against_engines(request, limits)
-            prompt = await self._prompts.tokenize(request)
-            validate_prompt(prompt, limits.max_model_len)
-            resolved = resolve(request, prompt, limits, self._tokenizer.eos_token_ids)
-            builder = OutputBuilder(self._tokenizer, resolved, call.caller.arrival)
-            dispatch = Dispatch(self._engines, active, resolved, self._metrics)
-            if not active.collector.has_ended:
-                dispatch.send()
-                builder.count_for(self._metrics.of_engine(dispatch.rank))
+        plan = self._validate(request)
+        with self._requests.open(request.request_id, call, request.sampling.n or 1) as active:
+            resolved, prompt = await self._resolve(request, plan)
+            flows = self._flows(active, resolved, plan, opens_reasoning=prompt.opens_reasoning)
+            if not any(run.collector.has_ended for run in active.runs):
+                for flow in flows:
+                    flow.send(None if flow is flows[0] else flows[0])
                 await call.admitted()
-            ended_as = FinishReason.ABORT
             try:
-                async for output in self._outputs(active, dispatch, builder):
+                async for output in _merged(flows, active):
                     active.offered()
                     yield output
                     active.taken()
-            except DeadlineExceededError:
-                raise
-            except TaktError:
-                ended_as = FinishReason.ERROR
-                if builder.num_tokens and not builder.is_finished:
-                    yield builder.end(FinishReason.ERROR, active.collector.first, time.monotonic())
-                raise
             finally:
-                builder.account_end(ended_as, active.collector.first, time.monotonic())
+                for flow in flows:
+                    flow.account_end()
+                flows[0].dispatch.metrics.all_ended(len(flows), max(flow.num_tokens for flow in flows))
 
-    async def _outputs(
-        self, active: ActiveRequest, dispatch: Dispatch, builder: OutputBuilder
-    ) -> AsyncGenerator[RequestOutput]:
-        """From the first token to the end of the output. Raises TaktError."""
-        while not builder.is_finished:
-            token_ids, finished = await self._take(active, dispatch)
-            builder.count_for(self._metrics.of_engine(dispatch.rank))
-            error = None if finished is None else _error_of(finished)
-            if token_ids or error is None:
-                ending = finished if error is None else None
-                output = builder.add(token_ids, ending, active.collector.first, time.monotonic())
-                active.num_output_tokens = builder.num_tokens
-                if builder.stop_string is not None:
-                    active.abort_in_engine(AbortCause.STOP_STRING)
+    def _validate(self, request: GenerationRequest) -> ChatPlan | None:
+        """Checks all that needs no engine; the plan of a conversation. Raises TaktError."""
+        options = self._options
+        validate_request(request, options.caps, options.model_names)
+        validate_sampling(request.sampling, options.caps)
+        return None if request.messages is None else plan_chat(request, options.caps)
+
+    async def _resolve(self, request: GenerationRequest, plan: ChatPlan | None) -> tuple[ResolvedRequest, Prompt]:
+        """Tokenizes, and resolves what was left open. Raises TaktError."""
+        limits = self._fleet.engines.limits()
+        validate_against_engines(request, limits)
+        validate_sampling_against_engines(request.sampling, limits)
+        prompt = await self._prompts.tokenize(request, None if plan is None else plan.render)
+        validate_prompt(prompt.token_ids, limits.max_model_len)
+        validate_prompt_logprobs(request.sampling, len(prompt.token_ids), limits.vocab_size, self._options.caps)
+        constraint = None if plan is None else plan.constraint
+        return self._defaults.resolve(request, prompt.token_ids, limits, constraint), prompt
+
+    def _flows(
+        self, active: ActiveRequest, resolved: ResolvedRequest, plan: ChatPlan | None, *, opens_reasoning: bool
+    ) -> list[OutputFlow]:
+        """A flow an output."""
+        sampling, clock = resolved.request.sampling, RequestClock(active.call.caller.arrival)
+        interval = max(sampling.stream_interval or 1, self._options.stream_interval)
+        is_constrained = resolved.sampling.structured_output is not None
+        flows = []
+        for index, run in enumerate(active.runs):
+            child = resolved.child(index)
+            flows.append(
+                OutputFlow(
+                    run,
+                    Dispatch(self._fleet, active, run, child),
+                    OutputBuilder(self._tokenizer, child, clock),
+                    make_reader(plan, self._options.parsers, is_constrained=is_constrained, is_open=opens_reasoning),
+                    make_shaper(sampling.output_kind, interval),
+                )
+            )
+        return flows
+
+
+async def _merged(flows: Sequence[OutputFlow], active: ActiveRequest) -> AsyncGenerator[RequestOutput]:
+    """Messages of all outputs as they come. Raises the first failure, once all outputs have ended."""
+    going = list(flows)
+    failures = []
+    has_told = False
+    while going:
+        if not any(flow.has_news for flow in going):
+            await active.news.wait()
+        for flow in going:
+            output = flow.advance()
+            if output is not None:
+                has_told = True
                 yield output
-            if error is not None and not builder.is_finished:
-                raise error
-
-    async def _take(self, active: ActiveRequest, dispatch: Dispatch) -> tuple[list[int], FinishedRequest | None]:
-        """New tokens and the engine's end, if it is there. A request that lost its engine goes on in another here."""
-        while True:
-            try:
-                token_ids, finished = await active.collector.take()
-            except EngineLostError as error:
-                loss = error.loss
-            else:
-                if finished is not None:
-                    active.ended_in_engine(finished)
-                if finished is None or token_ids or active.num_output_tokens or not _is_turned_away(finished):
-                    return token_ids, finished
-                loss = EngineLoss(dispatch.address, "it drains", crashed=False, drained=True)
-            dispatch.send_on(loss, self._options.max_retries)
-
-
-def _is_turned_away(finished: FinishedRequest) -> bool:
-    """Whether an engine that goes ended a request that another one may take."""
-    if finished.reason is FinishReason.ERROR:
-        return finished.error is not None and finished.error.reason == "DRAINING"
-    return finished.reason is FinishReason.ABORT and finished.abort_cause is AbortCause.SHUTDOWN
-
-
-def _error_of(finished: FinishedRequest) -> TaktError | None:
-    """The error that an end means; None when the output simply ends."""
-    if finished.reason is FinishReason.ABORT and finished.abort_cause is AbortCause.DEADLINE:
-        return DeadlineExceededError("the request's deadline passed")
-    if finished.reason is not FinishReason.ERROR:
-        return None
-    wire = finished.error
-    if wire is None:
-        return InternalError("the engine failed the request and told no reason")
-    return error_from_code(wire.code, wire.message, reason=wire.reason, field=wire.field)
+            if flow.error is not None:
+                failures.append(flow.error)
+        going = [flow for flow in going if not flow.is_over]
+    if failures:
+        for flow in flows:
+            last = flow.end_failed() if has_told else None
+            if last is not None:
+                yield last
+        raise failures[0]

@@ -11,10 +11,16 @@ import secrets
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from frontend_svc.active_request import ActiveRequests, SlowClientLimits
+from frontend_svc.api_keys import ApiKeys
+from frontend_svc.chat import ChatParsers
 from frontend_svc.config import FrontendConfig
+from frontend_svc.defaults import Defaults
+from frontend_svc.dispatch import Fleet
+from frontend_svc.embedding import EmbeddingJourney
+from frontend_svc.generation_config import GenerationDefaults
 from frontend_svc.journey import Journey, JourneyOptions
 from frontend_svc.metrics import FrontendMetrics
 from frontend_svc.prompts import Prompts
@@ -58,6 +64,8 @@ class Frontend:
             on_change=self._engines_changed,
             times=times,
         )
+        # None serves everybody.
+        self.api_keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
         self._config = config
         self._prompts = Prompts(tokenizer, config.tokenize_timeout)
         self._services = self._make_services(tokenizer)
@@ -66,22 +74,25 @@ class Frontend:
 
     def _make_services(self, tokenizer: Tokenizer) -> Services:
         config = self._config
+        caps = Caps(**{field.name: getattr(config, field.name) for field in fields(Caps)})
         options = JourneyOptions(
             model_names=config.model_names,
-            caps=Caps(
-                max_prompt_bytes=config.max_prompt_bytes,
-                max_stop_strings=config.max_stop_strings,
-                max_stop_string_bytes=config.max_stop_string_bytes,
-                max_stop_token_ids=config.max_stop_token_ids,
+            caps=caps,
+            parsers=ChatParsers.choose(
+                config.tool_call_parser, config.reasoning_parser, tokenizer.chat_template_source
             ),
-            max_retries=config.max_retries,
+            stream_interval=config.stream_interval,
         )
+        generation_config = tokenizer.generation_config if config.generation_config == "auto" else {}
+        defaults = Defaults(tokenizer, GenerationDefaults.of(generation_config), config.max_bad_words)
+        fleet = Fleet(self.engines, self.metrics, config.max_retries)
         return Services(
             tokenizer=tokenizer,
             prompts=self._prompts,
             engines=self.engines,
             requests=self.requests,
-            journey=Journey(tokenizer, self._prompts, self.engines, self.requests, self.metrics, options),
+            journey=Journey(tokenizer, self._prompts, defaults, self.requests, fleet, options),
+            embeddings=EmbeddingJourney(self._prompts, self.requests, fleet, config.model_names, caps),
             metrics=self.metrics,
             model_names=config.model_names,
             model_root=config.model or config.tokenizer_source,
@@ -93,7 +104,7 @@ class Frontend:
     async def start(self) -> None:
         """Serves. Raises StartupError when a port cannot be had."""
         config = self._config
-        inference = await start_inference(config.host, config.port, InferenceServicer(self._services))
+        inference = await start_inference(config.host, config.port, InferenceServicer(self._services), self.api_keys)
         admin_servicer = AdminServicer(self._services, self.begin_drain)
         try:
             admin = await start_admin(config.admin_host, config.admin_port, admin_servicer)

@@ -68,14 +68,12 @@ class EngineMetrics:
             self._gap.observe(gap)
 
     def ended(self, reason: FinishReason, usage: Usage, timings: RequestTimings, max_tokens: int) -> None:
-        """A request ended, however."""
+        """An output of a request ended, however."""
         self._success.labels(**self._labels, finished_reason=reason.name.lower()).inc()
         values = {
             "request_prompt_tokens": usage.prompt_tokens,
             "request_generation_tokens": usage.completion_tokens,
-            "request_max_num_generation_tokens": usage.completion_tokens,
             "request_params_max_tokens": max_tokens,
-            "request_params_n": 1,
             "request_num_preemptions": timings.num_preemptions,
             "e2e_request_latency_seconds": timings.e2e_seconds,
         }
@@ -91,6 +89,11 @@ class EngineMetrics:
             values["request_time_per_output_token_seconds"] = timings.decode_seconds / (usage.completion_tokens - 1)
         for name, value in values.items():
             self._request[name].observe(value)
+
+    def all_ended(self, n: int, max_generation_tokens: int) -> None:
+        """A request's `n` outputs ended, the longest of them with so many tokens."""
+        self._request["request_params_n"].observe(n)
+        self._request["request_max_num_generation_tokens"].observe(max_generation_tokens)
 
 
 class FrontendMetrics:

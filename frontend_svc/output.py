@@ -1,44 +1,69 @@
-"""Builds a request's outputs: text from tokens, the one end, usage, timings and what metrics count.
+"""Builds the messages of one output: text, log-probabilities, the one end, usage, timings, and what metrics count.
 
-Knows neither engines nor calls. Invariant: after an output with a finish reason nothing more is built.
+Knows neither engines nor calls. Invariants: after an output with a finish reason nothing more is built; tokens and
+their log-probabilities are as many, wherever a stop string cuts.
 """
 
+from dataclasses import dataclass
+
+from frontend_svc.collector import Taken
 from frontend_svc.defaults import ResolvedRequest
+from frontend_svc.logprobs import LogprobReader
 from frontend_svc.metrics import EngineMetrics
-from frontend_svc.request import RequestOutput, RequestTimings, Usage
+from frontend_svc.request import PositionLogprobs, RequestOutput, RequestTimings, SamplingRequest, Usage
+from frontend_svc.text.detokenizer import SpecialTokens
 from frontend_svc.text.output_text import OutputText
 from frontend_svc.text.tokenizer import Tokenizer
+from shared.errors import InternalError
 from shared.types import FinishedRequest, FinishReason, FirstScheduled
 
 
-class OutputBuilder:
-    """One request's output. Times are monotonic seconds; `arrival` is when the request came."""
+@dataclass(slots=True)
+class RequestClock:
+    """What the outputs of one request share. `arrival` is when the request came, in monotonic seconds."""
 
-    def __init__(self, tokenizer: Tokenizer, resolved: ResolvedRequest, arrival: float) -> None:
+    arrival: float
+    # The prompt is counted once, by the output that begins first.
+    is_prompt_counted: bool = False
+
+
+class OutputBuilder:
+    """One output of a request. Times are monotonic seconds."""
+
+    def __init__(self, tokenizer: Tokenizer, resolved: ResolvedRequest, clock: RequestClock) -> None:
         sampling = resolved.request.sampling
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         # Set when the text ended at a stop string that the engine does not know of.
         self.stop_string: str | None = None
         self._resolved = resolved
-        self._arrival = arrival
+        self._clock = clock
+        self._arrival = clock.arrival
         self._text = OutputText(
             tokenizer,
             stop=sampling.stop,
             include_stop_str=sampling.include_stop_str_in_output,
             min_tokens=resolved.sampling.min_tokens,
             prompt_token_ids=resolved.prompt_token_ids,
+            special=_special_tokens(sampling),
         )
+        self._detokenizes = sampling.detokenize
         # Tokens that end the output and leave no text; an engine may tell the end in a later message.
         self._hidden_token_ids = (
             frozenset[int]() if sampling.include_stop_str_in_output else resolved.stopping_token_ids
         )
+        self._logprobs: LogprobReader | None = None
+        if resolved.sampling.logprobs is not None:
+            self._logprobs = LogprobReader(tokenizer, by_id=bool(resolved.sampling.logprob_token_ids))
+        self._prompt_logprobs: LogprobReader | None = None
+        if resolved.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = LogprobReader(tokenizer)
         self._metrics: EngineMetrics | None = None
         self._first_token_at: float | None = None
-        self._last_token_at = arrival
+        self._last_token_at = clock.arrival
         self._last_usage: Usage | None = None
         self._last_timings: RequestTimings | None = None
-        self._shows_prompt = resolved.request.return_prompt_token_ids
+        self._shows_prompt = resolved.request.return_prompt_token_ids and resolved.index == 0
 
     @property
     def is_finished(self) -> bool:
@@ -50,18 +75,29 @@ class OutputBuilder:
         self._metrics = metrics
 
     def add(
-        self, token_ids: list[int], finished: FinishedRequest | None, first: FirstScheduled | None, now: float
+        self, taken: Taken, finished: FinishedRequest | None, first: FirstScheduled | None, now: float
     ) -> RequestOutput:
-        """The output for new tokens and, perhaps, the engine's end. Tokens behind a stop string are dropped."""
-        hidden = token_ids and token_ids[-1] in self._hidden_token_ids
-        delta = self._text.append(token_ids[:-1] if hidden else token_ids)
-        output = RequestOutput(text=delta.text)
-        if delta.stop_string is not None:
-            self.stop_string = delta.stop_string
-            token_ids = token_ids[: delta.num_tokens]
+        """The output for new tokens and, perhaps, the engine's end. Tokens behind a stop string are dropped.
+
+        Raises InternalError when the engine told other log-probabilities than those of the tokens.
+        """
+        token_ids = taken.token_ids
+        output = RequestOutput(index=self._resolved.index)
+        if self._detokenizes:
+            hidden = token_ids and token_ids[-1] in self._hidden_token_ids
+            delta = self._text.append(token_ids[:-1] if hidden else token_ids)
+            output.text = delta.text
+            if delta.stop_string is not None:
+                self.stop_string = delta.stop_string
+                token_ids = token_ids[: delta.num_tokens]
         output.token_ids = token_ids
+        if self._logprobs is not None:
+            output.logprobs = self._read_logprobs(self._logprobs, taken)[: len(token_ids)]
         if token_ids:
             self._count(len(token_ids), first, now)
+        if self._prompt_logprobs is not None:
+            output.prompt_logprobs = self._read_prompt_logprobs(self._prompt_logprobs, taken)
+            self._prompt_logprobs = None
         if self._shows_prompt:
             output.prompt_token_ids = self._resolved.prompt_token_ids
             self._shows_prompt = False
@@ -69,16 +105,40 @@ class OutputBuilder:
             self._end(output, FinishReason.STOP, finished, first, now)
             output.stop_reason = self.stop_string
         elif finished is not None:
-            output.text += self._text.finish(stop_token=finished.reason is FinishReason.STOP)
+            output.text += self._rest(stop_token=finished.reason is FinishReason.STOP)
             self._end(output, finished.reason, finished, first, now)
             output.stop_reason = finished.stop_token_id
         return output
 
+    def _read_logprobs(self, reader: LogprobReader, taken: Taken) -> list[PositionLogprobs]:
+        positions = reader.read(taken.logprobs)
+        if len(positions) != len(taken.token_ids):
+            message = f"the engine told log-probabilities of {len(positions)} tokens for {len(taken.token_ids)}"
+            raise InternalError(message)
+        return positions
+
+    def _read_prompt_logprobs(self, reader: LogprobReader, taken: Taken) -> list[PositionLogprobs]:
+        """Those of the whole prompt, whose first token nothing predicts; none when it was not computed to its end."""
+        positions = reader.read(taken.prompt_logprobs)
+        if len(positions) != len(self._resolved.prompt_token_ids) - 1:
+            if taken.token_ids:
+                raise InternalError(f"the engine told log-probabilities of {len(positions)} tokens of the prompt")
+            return []
+        return [PositionLogprobs(None), *positions]
+
+    def _rest(self, *, stop_token: bool) -> str:
+        return self._text.finish(stop_token=stop_token) if self._detokenizes else ""
+
     def end(self, reason: FinishReason, first: FirstScheduled | None, now: float) -> RequestOutput:
         """The last output of a request that an engine does not end: what was held back, and the totals."""
-        output = RequestOutput(text=self._text.finish(stop_token=False))
-        self._end(output, reason, None, first, now)
+        output = RequestOutput(index=self._resolved.index)
+        self.close(output, reason, first, now)
         return output
+
+    def close(self, output: RequestOutput, reason: FinishReason, first: FirstScheduled | None, now: float) -> None:
+        """Makes an output the last one, although no engine ends it."""
+        output.text += self._rest(stop_token=False)
+        self._end(output, reason, None, first, now)
 
     def account_end(self, otherwise: FinishReason, first: FirstScheduled | None, now: float) -> None:
         """Counts the end: that of the last output, or `otherwise` when the request ended without one."""
@@ -96,7 +156,8 @@ class OutputBuilder:
             self._metrics.tokens(count, gap)
         if self._first_token_at is None:
             self._first_token_at = now
-            if self._metrics is not None:
+            if self._metrics is not None and not self._clock.is_prompt_counted:
+                self._clock.is_prompt_counted = True
                 cached = first.num_cached_tokens if first is not None else 0
                 self._metrics.first_token(now - self._arrival, len(self._resolved.prompt_token_ids), cached)
 
@@ -135,3 +196,9 @@ class OutputBuilder:
             e2e_seconds=now - self._arrival,
             num_preemptions=finished.num_preemptions if finished is not None else 0,
         )
+
+
+def _special_tokens(sampling: SamplingRequest) -> SpecialTokens:
+    if sampling.skip_special_tokens:
+        return SpecialTokens.SKIPPED
+    return SpecialTokens.SHOWN if sampling.spaces_between_special_tokens else SpecialTokens.JOINED

@@ -6,10 +6,12 @@ Knows neither engines nor calls.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from frontend_svc.request import GenerationRequest
-from frontend_svc.text.chat_template import ChatMessage
+from frontend_svc.text.chat_template import ChatMessage, RenderOptions
+from frontend_svc.text.reasoning import leaves_reasoning_open
 from frontend_svc.text.tokenizer import Tokenizer
 from shared.errors import OverloadedError, PreconditionError
 
@@ -18,6 +20,14 @@ T = TypeVar("T")
 # Shorter ones take less than the way to a thread and back is worth.
 THREAD_BYTES = 8 * 1024
 NUM_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an engine continues. `opens_reasoning`: it ends inside the model's reasoning."""
+
+    token_ids: Sequence[int]
+    opens_reasoning: bool = False
 
 
 class Prompts:
@@ -33,25 +43,36 @@ class Prompts:
         """Waits for nothing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def tokenize(self, request: GenerationRequest) -> Sequence[int]:
-        """The prompt's token ids. Raises TaktError."""
+    async def tokenize(self, request: GenerationRequest, render: RenderOptions | None) -> Prompt:
+        """The prompt of a request, its last tokens alone when it asks so. Raises TaktError."""
         if request.token_ids is not None:
-            return request.token_ids
-        if request.messages is not None:
-            return await self.tokenize_chat(request.messages)
-        assert request.text is not None
-        return await self.tokenize_text(request.text, add_special_tokens=True)
+            prompt = Prompt(request.token_ids)
+        elif request.messages is not None:
+            prompt = await self.tokenize_chat(request.messages, render)
+        else:
+            assert request.text is not None
+            prompt = Prompt(await self.tokenize_text(request.text, add_special_tokens=True))
+        limit = request.sampling.truncate_prompt_tokens
+        return prompt if limit is None else replace(prompt, token_ids=prompt.token_ids[-limit:])
 
     async def tokenize_text(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """A text's token ids."""
         return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def tokenize_chat(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
-        """A conversation's token ids, rendered by the model's chat template."""
+    async def tokenize_chat(self, messages: Sequence[ChatMessage], render: RenderOptions | None = None) -> Prompt:
+        """A conversation, rendered by the model's chat template."""
         if not self._tokenizer.has_chat_template:
             raise PreconditionError("the served model has no chat template; give one with --chat-template")
-        size = sum(len(message.content) for message in messages)
-        return await self._run(size, lambda: self._tokenizer.encode_chat(messages))
+        options = render or RenderOptions()
+        size = sum(len(message.text) for message in messages)
+        return await self._run(size, lambda: self._render(messages, options))
+
+    def _render(self, messages: Sequence[ChatMessage], options: RenderOptions) -> Prompt:
+        rendered = self._tokenizer.render_chat(messages, options)
+        continued = messages[-1].text if options.continue_final_message else None
+        # The template writes the special tokens itself.
+        token_ids = self._tokenizer.encode(rendered, add_special_tokens=False)
+        return Prompt(token_ids, leaves_reasoning_open(rendered, continued))
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.types import AbortCause, EngineLoad, EngineRequest, FinishedRequest, FirstScheduled
+from shared.types import AbortCause, EngineLoad, EngineRequest, FinishedRequest, FirstScheduled, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,12 @@ class RequestSink(Protocol):
 
     def on_tokens(self, token_ids: list[int]) -> None:
         """More output tokens."""
+
+    def on_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Of the tokens of the call of on_token or on_tokens that follows next."""
+
+    def on_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Of more prompt tokens; the first call begins with the prompt's second token."""
 
     def on_finished(self, finished: FinishedRequest) -> None:
         """The request ended; nothing follows."""

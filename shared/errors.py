@@ -2,6 +2,7 @@
 
     TaktError
     +-- InvalidRequestError      INVALID_ARGUMENT     a field is outside its limits
+    +-- UnauthenticatedError     UNAUTHENTICATED      the caller has no key
     +-- NotFoundError            NOT_FOUND            an unknown model
     +-- DuplicateRequestError    ALREADY_EXISTS       the request id is in flight
     +-- OverloadedError          RESOURCE_EXHAUSTED   a queue, quota or size limit
@@ -43,6 +44,13 @@ class InvalidRequestError(TaktError):
 
     code = 3
     default_reason = "INVALID_REQUEST"
+
+
+class UnauthenticatedError(TaktError):
+    """The caller did not say who it is, or not so that it is believed."""
+
+    code = 16
+    default_reason = "UNAUTHENTICATED"
 
 
 class NotFoundError(TaktError):

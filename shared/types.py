@@ -39,11 +39,49 @@ class AbortCause(IntEnum):
     SLOW_CONSUMER = 5
 
 
+class StructuredOutputKind(IntEnum):
+    """What the text of a StructuredOutputSpec is. Values are those of takt.engine.v1.StructuredOutputKind."""
+
+    JSON_SCHEMA = 1
+    JSON_OBJECT = 2
+    REGEX = 3
+    CHOICE = 4
+    GRAMMAR = 5
+    STRUCTURAL_TAG = 6
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputSpec:
+    """A constraint on an output; `spec` of a CHOICE is a JSON list of strings, of a JSON_OBJECT empty."""
+
+    kind: StructuredOutputKind
+    spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionDetection:
+    """Ends an output whose last tokens are `min_count` equal patterns of a length in the given range."""
+
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """How the vectors of a prompt's tokens become one; `pooling` is "last" or "mean"."""
+
+    pooling: str
+    normalize: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """What the engine knows of a request's sampling, every default resolved.
 
     `top_k` 0 keeps all tokens. `seed` is in [0, 2**64). `stop_token_ids` holds the secondary end tokens too.
+    `logit_bias` pairs token ids with numbers in [-100, 100]. `bad_words` are token sequences. Empty
+    `allowed_token_ids` allow all. `logprobs` and `prompt_logprobs` None report none, -1 the whole vocabulary.
     """
 
     temperature: float = 1.0
@@ -55,6 +93,18 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    repetition_detection: RepetitionDetection | None = None
+    structured_output: StructuredOutputSpec | None = None
+    skip_reading_prefix_cache: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -67,7 +117,8 @@ class EngineRequest:
     """One request as it crosses the wire: immutable and complete.
 
     `handle` is the frontend's number for it, unique within a stream. `resume_token_ids` are output that was
-    generated elsewhere already. `deadline_seconds` and `age_seconds` are durations at the time of sending.
+    generated elsewhere already. `deadline_seconds` and `age_seconds` are durations at the time of sending. With
+    `pooling` the request asks for a vector and `sampling` counts for nothing.
     """
 
     handle: int
@@ -83,6 +134,7 @@ class EngineRequest:
     deadline_seconds: float | None = None
     age_seconds: float = 0.0
     data_parallel_rank: int | None = None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +156,24 @@ class FirstScheduled:
     queue_seconds: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLogprobs:
+    """Log-probabilities of consecutive tokens of one request, prompt or output.
+
+    `token_ids` and `logprobs` have the shape [num_tokens, width], float32. Column 0 is the token itself; the others are
+    the most likely tokens in descending order, lowest id first among equals, or the ids that were asked for. `ranks`
+    [num_tokens] are of the token itself: 1 plus the number of tokens that are more likely.
+    """
+
+    handle: int
+    token_ids: TokenArray
+    logprobs: npt.NDArray[np.float32]
+    ranks: TokenArray
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
     """The end of a request, sent exactly once unless the frontend itself aborted it.
@@ -122,6 +192,8 @@ class FinishedRequest:
     decode_seconds: float = 0.0
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    # The vector of a pooling request.
+    embedding: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -129,7 +201,9 @@ class StepOutputs:
     """What a step produced for one frontend, by column.
 
     `handles[i]` got the next `num_tokens[i]` of `token_ids`; `num_tokens` None means one each. Requests in
-    `finished` may or may not be in the columns.
+    `finished` may or may not be in the columns. `logprobs` belong to the tokens of the same outputs: a request has as
+    many as tokens there, or none. Those of a prompt come in order, from its second token on, and before its first
+    output token.
     """
 
     step: int
@@ -139,6 +213,8 @@ class StepOutputs:
     first_scheduled: list[FirstScheduled] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
     load: "EngineLoad | None" = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,5 +262,6 @@ class EngineInfo:
     max_num_batched_tokens: int
     max_stop_token_ids: int
     max_message_bytes: int
+    max_logprobs: int = 20
     numerics: NumericsFingerprint
     draining: bool = False

@@ -15,9 +15,9 @@ import grpc
 
 from takt.v1 import inference_pb2, inference_pb2_grpc
 from takt_client import convert
-from takt_client.client import CHANNEL_OPTIONS, DEFAULT_ADDRESS
+from takt_client.client import CHANNEL_OPTIONS, DEFAULT_ADDRESS, bearer
 from takt_client.errors import error_from_rpc
-from takt_client.types import ChatOptions, Chunk, GenerateOptions, Messages, Model, Output, Tokens
+from takt_client.types import ChatOptions, Chunk, Embeddings, GenerateOptions, Messages, Model, Output, Tokens
 
 
 class AsyncChunkStream(AsyncIterator[Chunk]):
@@ -45,8 +45,12 @@ class AsyncChunkStream(AsyncIterator[Chunk]):
         return error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error
 
     async def result(self) -> Output:
-        """Reads to the end and returns the first output as a whole."""
+        """Reads to the end and returns the first output as a whole. Not for cumulative messages."""
         return convert.output([chunk async for chunk in self])
+
+    async def results(self) -> list[Output]:
+        """Reads to the end and returns every output as a whole, by index. Not for cumulative messages."""
+        return convert.outputs([chunk async for chunk in self])
 
     async def aclose(self) -> None:
         """Aborts the request unless it has ended; what was not read is lost."""
@@ -63,7 +67,15 @@ class AsyncChunkStream(AsyncIterator[Chunk]):
 class AsyncClient:
     """Speaks to the InferenceService at an address; connects at the first call."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        api_key: str = "",
+    ) -> None:
+        """`api_key` goes with every call; without `credentials` it is not encrypted on its way."""
+        self._metadata = bearer(api_key)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
@@ -73,12 +85,12 @@ class AsyncClient:
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncChunkStream:
         """Continues a text or token ids. The request starts now; errors are raised while reading."""
         request = convert.generate_request(prompt, options)
-        return AsyncChunkStream(self._stub.Generate(request, timeout=options.get("timeout")))
+        return AsyncChunkStream(self._stub.Generate(request, timeout=options.get("timeout"), metadata=self._metadata))
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncChunkStream:
         """Answers a conversation. The request starts now; errors are raised while reading."""
         request = convert.chat_request(messages, options)
-        return AsyncChunkStream(self._stub.Chat(request, timeout=options.get("timeout")))
+        return AsyncChunkStream(self._stub.Chat(request, timeout=options.get("timeout"), metadata=self._metadata))
 
     async def tokenize(
         self, text: Messages, *, model: str = "", add_special_tokens: bool = True, return_tokens: bool = False
@@ -87,22 +99,31 @@ class AsyncClient:
         request = convert.tokenize_request(
             text, model=model, add_special_tokens=add_special_tokens, return_tokens=return_tokens
         )
-        return convert.tokens(await _call(self._stub.Tokenize, request))
+        return convert.tokens(await _call(self._stub.Tokenize, request, self._metadata))
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return str((await _call(self._stub.Detokenize, request)).text)
+        return str((await _call(self._stub.Detokenize, request, self._metadata)).text)
+
+    async def embed(
+        self, texts: str | Sequence[str], *, model: str = "", pooling: str = "", normalize: bool = False
+    ) -> Embeddings:
+        """A vector a text; `pooling` is last or mean."""
+        request = convert.embed_request(texts, model=model, pooling=pooling, normalize=normalize)
+        return convert.embeddings(await _call(self._stub.Embed, request, self._metadata))
 
     async def list_models(self) -> list[Model]:
         """The models that requests can name."""
-        return convert.models(await _call(self._stub.ListModels, inference_pb2.ListModelsRequest()))
+        return convert.models(await _call(self._stub.ListModels, inference_pb2.ListModelsRequest(), self._metadata))
 
     async def abort(self, request_id: str) -> bool:
         """Aborts a request of the frontend that answers; False when it has none of this id."""
-        return bool((await _call(self._stub.Abort, inference_pb2.AbortRequest(request_id=request_id))).found)
+        return bool(
+            (await _call(self._stub.Abort, inference_pb2.AbortRequest(request_id=request_id), self._metadata)).found
+        )
 
     async def close(self) -> None:
         """Ends the connection and all calls on it."""
@@ -115,8 +136,8 @@ class AsyncClient:
         await self.close()
 
 
-async def _call(method: Any, request: Any) -> Any:
+async def _call(method: Any, request: Any, metadata: Any) -> Any:
     try:
-        return await method(request)
+        return await method(request, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from None

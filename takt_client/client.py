@@ -15,7 +15,7 @@ import grpc
 from takt.v1 import inference_pb2, inference_pb2_grpc
 from takt_client import convert
 from takt_client.errors import error_from_rpc
-from takt_client.types import ChatOptions, Chunk, GenerateOptions, Messages, Model, Output, Tokens
+from takt_client.types import ChatOptions, Chunk, Embeddings, GenerateOptions, Messages, Model, Output, Tokens
 
 T = TypeVar("T")
 
@@ -27,6 +27,11 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.http2.ping_timeout_ms", 15_000),
 ]
+
+
+def bearer(api_key: str) -> tuple[tuple[str, str | bytes], ...]:
+    """The metadata of calls with a key; none without one."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 class ChunkStream(Iterator[Chunk]):
@@ -45,8 +50,12 @@ class ChunkStream(Iterator[Chunk]):
             raise error_from_rpc(error) from None
 
     def result(self) -> Output:
-        """Reads to the end and returns the first output as a whole."""
+        """Reads to the end and returns the first output as a whole. Not for cumulative messages."""
         return convert.output(self)
+
+    def results(self) -> list[Output]:
+        """Reads to the end and returns every output as a whole, by index. Not for cumulative messages."""
+        return convert.outputs(self)
 
     def close(self) -> None:
         """Aborts the request unless it has ended; what was not read is lost."""
@@ -66,7 +75,15 @@ class ChunkStream(Iterator[Chunk]):
 class Client:
     """Speaks to the InferenceService at an address; connects at the first call."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        api_key: str = "",
+    ) -> None:
+        """`api_key` goes with every call; without `credentials` it is not encrypted on its way."""
+        self._metadata = bearer(api_key)
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
@@ -76,12 +93,12 @@ class Client:
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> ChunkStream:
         """Continues a text or token ids. The request starts now; errors are raised while reading."""
         request = convert.generate_request(prompt, options)
-        return ChunkStream(self._stub.Generate(request, timeout=options.get("timeout")))
+        return ChunkStream(self._stub.Generate(request, timeout=options.get("timeout"), metadata=self._metadata))
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> ChunkStream:
         """Answers a conversation. The request starts now; errors are raised while reading."""
         request = convert.chat_request(messages, options)
-        return ChunkStream(self._stub.Chat(request, timeout=options.get("timeout")))
+        return ChunkStream(self._stub.Chat(request, timeout=options.get("timeout"), metadata=self._metadata))
 
     def tokenize(
         self, text: Messages, *, model: str = "", add_special_tokens: bool = True, return_tokens: bool = False
@@ -90,22 +107,29 @@ class Client:
         request = convert.tokenize_request(
             text, model=model, add_special_tokens=add_special_tokens, return_tokens=return_tokens
         )
-        return convert.tokens(_call(self._stub.Tokenize, request))
+        return convert.tokens(_call(self._stub.Tokenize, request, self._metadata))
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        return str(_call(self._stub.Detokenize, request).text)
+        return str(_call(self._stub.Detokenize, request, self._metadata).text)
+
+    def embed(
+        self, texts: str | Sequence[str], *, model: str = "", pooling: str = "", normalize: bool = False
+    ) -> Embeddings:
+        """A vector a text; `pooling` is last or mean."""
+        request = convert.embed_request(texts, model=model, pooling=pooling, normalize=normalize)
+        return convert.embeddings(_call(self._stub.Embed, request, self._metadata))
 
     def list_models(self) -> list[Model]:
         """The models that requests can name."""
-        return convert.models(_call(self._stub.ListModels, inference_pb2.ListModelsRequest()))
+        return convert.models(_call(self._stub.ListModels, inference_pb2.ListModelsRequest(), self._metadata))
 
     def abort(self, request_id: str) -> bool:
         """Aborts a request of the frontend that answers; False when it has none of this id."""
-        return bool(_call(self._stub.Abort, inference_pb2.AbortRequest(request_id=request_id)).found)
+        return bool(_call(self._stub.Abort, inference_pb2.AbortRequest(request_id=request_id), self._metadata).found)
 
     def close(self) -> None:
         """Ends the connection and all calls on it."""
@@ -118,8 +142,8 @@ class Client:
         self.close()
 
 
-def _call(method: Any, request: Any) -> Any:
+def _call(method: Any, request: Any, metadata: Any) -> Any:
     try:
-        return method(request)
+        return method(request, metadata=metadata)
     except grpc.RpcError as error:
         raise error_from_rpc(error) from None

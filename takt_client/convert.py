@@ -1,10 +1,26 @@
 """Requests from keywords, and plain values from responses. No I/O; both clients share it."""
 
+import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from takt.v1 import admin_pb2, inference_pb2, types_pb2
-from takt_client.types import Chunk, EngineLoad, Load, Messages, Model, Output, Timings, Tokens, Usage
+from takt_client.types import (
+    Chunk,
+    Embeddings,
+    EngineLoad,
+    Load,
+    Messages,
+    Model,
+    Output,
+    Timings,
+    TokenCandidate,
+    TokenLogprobs,
+    Tokens,
+    ToolCall,
+    Usage,
+)
 
 _SAMPLING_FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
 _STATE_PREFIX = "ENGINE_STATE_"
@@ -34,7 +50,23 @@ def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
     """A plain string is one message of the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return [inference_pb2.ChatMessage(role=m["role"], content=m["content"]) for m in messages]
+    return [_chat_message(message) for message in messages]
+
+
+def _chat_message(message: Mapping[str, Any]) -> inference_pb2.ChatMessage:
+    """Raises TypeError for a key that messages do not have."""
+    values = dict(message)
+    content = values.pop("content", None) or ""
+    if not isinstance(content, str):
+        values["parts"] = [inference_pb2.ContentPart(text=text) for text in content]
+        content = ""
+    calls = [call if isinstance(call, Mapping) else dataclasses.asdict(call) for call in values.pop("tool_calls", ())]
+    unknown = set(values) - set(inference_pb2.ChatMessage.DESCRIPTOR.fields_by_name)
+    if unknown:
+        raise TypeError(f"unknown key {unknown.pop()!r} of a message")
+    return inference_pb2.ChatMessage(
+        content=content, tool_calls=[types_pb2.ToolCall(**call) for call in calls], **values
+    )
 
 
 def tokenize_request(
@@ -68,12 +100,18 @@ def _fill(request: Any, options: Mapping[str, Any]) -> None:
 def _set(message: Any, name: str, value: Any) -> None:
     if name == "stop" and isinstance(value, str):
         value = [value]
-    if name == "logit_bias":
+    elif name == "logit_bias":
         value = [types_pb2.LogitBias(token_id=token, bias=bias) for token, bias in value.items()]
-    if name == "repetition_detection":
+    elif name == "repetition_detection":
         value = types_pb2.RepetitionDetection(**value)
-    if name == "structured_output":
-        value = types_pb2.StructuredOutput(**value)
+    elif name == "structured_output":
+        value = _structured_output(value)
+    elif name == "output_kind" and isinstance(value, str):
+        value = types_pb2.OutputKind.Value(f"OUTPUT_KIND_{value.upper()}")
+    elif name == "tools":
+        value = [_json_text(tool) for tool in value]
+    elif name == "chat_template_kwargs":
+        value = _json_text(value)
     target = getattr(message, name)
     if hasattr(target, "extend"):
         target.extend(value)
@@ -81,6 +119,35 @@ def _set(message: Any, name: str, value: Any) -> None:
         target.CopyFrom(value)
     else:
         setattr(message, name, value)
+
+
+def _structured_output(value: Mapping[str, Any]) -> types_pb2.StructuredOutput:
+    """Raises ValueError unless it is exactly one constraint."""
+    if len(value) != 1:
+        raise ValueError(f"structured_output must be exactly one constraint, got {len(value)}")
+    ((name, constraint),) = value.items()
+    if name == "choice":
+        return types_pb2.StructuredOutput(choice=types_pb2.ChoiceConstraint(choices=constraint))
+    if name in ("json_schema", "structural_tag"):
+        constraint = _json_text(constraint)
+    return types_pb2.StructuredOutput(**{name: constraint})
+
+
+def _json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def embed_request(
+    texts: str | Sequence[str], *, model: str, pooling: str, normalize: bool
+) -> inference_pb2.EmbedRequest:
+    """One text or several."""
+    texts = [texts] if isinstance(texts, str) else texts
+    return inference_pb2.EmbedRequest(model=model, texts=texts, pooling=pooling, normalize=normalize)
+
+
+def embeddings(response: inference_pb2.EmbedResponse) -> Embeddings:
+    """Vectors of texts."""
+    return Embeddings(tuple(tuple(entry.values) for entry in response.embeddings), _usage(response.usage))
 
 
 def chunk(response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse) -> Chunk:
@@ -98,7 +165,27 @@ def chunk(response: inference_pb2.GenerateResponse | inference_pb2.ChatResponse)
         usage=_usage(response.usage) if response.HasField("usage") else None,
         timings=_timings(response.timings) if response.HasField("timings") else None,
         prompt_token_ids=tuple(response.prompt_token_ids),
+        logprobs=_positions(response.logprobs),
+        prompt_logprobs=_positions(response.prompt_logprobs),
+        reasoning=getattr(response, "reasoning", ""),
+        tool_calls=tuple(
+            ToolCall(call.index, call.id, call.name, call.arguments) for call in getattr(response, "tool_calls", ())
+        ),
     )
+
+
+def _positions(positions: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            _candidate(position.token) if position.HasField("token") else None,
+            tuple(_candidate(candidate) for candidate in position.candidates),
+        )
+        for position in positions
+    )
+
+
+def _candidate(candidate: types_pb2.TokenCandidate) -> TokenCandidate:
+    return TokenCandidate(candidate.token_id, candidate.logprob, candidate.rank, candidate.text, candidate.bytes)
 
 
 def _stop_reason(reason: types_pb2.StopReason) -> int | str | None:
@@ -116,8 +203,20 @@ def _timings(timings: types_pb2.RequestTimings) -> Timings:
 
 def output(chunks: Iterable[Chunk]) -> Output:
     """Puts the chunks of a request's first output together."""
-    mine = [c for c in chunks if c.index == 0]
-    last = mine[-1] if mine else Chunk("", 0, "", ())
+    whole = outputs(chunks)
+    return whole[0] if whole else Output("", "", (), None, None, None, None)
+
+
+def outputs(chunks: Iterable[Chunk]) -> list[Output]:
+    """Puts the chunks of each output of a request together, in the order of their index."""
+    by_index: dict[int, list[Chunk]] = {}
+    for item in chunks:
+        by_index.setdefault(item.index, []).append(item)
+    return [_output(mine) for _, mine in sorted(by_index.items())]
+
+
+def _output(mine: Sequence[Chunk]) -> Output:
+    last = mine[-1]
     return Output(
         request_id=last.request_id,
         text="".join(c.text for c in mine),
@@ -126,7 +225,23 @@ def output(chunks: Iterable[Chunk]) -> Output:
         stop_reason=last.stop_reason,
         usage=last.usage,
         timings=last.timings,
+        index=last.index,
+        prompt_token_ids=mine[0].prompt_token_ids,
+        logprobs=tuple(position for c in mine for position in c.logprobs),
+        prompt_logprobs=mine[0].prompt_logprobs,
+        reasoning="".join(c.reasoning for c in mine),
+        tool_calls=_whole_calls(call for c in mine for call in c.tool_calls),
     )
+
+
+def _whole_calls(pieces: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    calls: dict[int, ToolCall] = {}
+    for piece in pieces:
+        known = calls.get(piece.index)
+        calls[piece.index] = (
+            piece if known is None else dataclasses.replace(known, arguments=known.arguments + piece.arguments)
+        )
+    return tuple(calls.values())
 
 
 def tokens(response: inference_pb2.TokenizeResponse) -> Tokens:

@@ -33,11 +33,13 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int
     logprob_token_ids: Sequence[int]
     repetition_detection: Mapping[str, int]
+    # One of json_schema, json_object, regex, choice, grammar, structural_tag. Schemas may be objects or JSON text.
     structured_output: Mapping[str, Any]
     skip_special_tokens: bool
     spaces_between_special_tokens: bool
     detokenize: bool
-    output_kind: int
+    # delta, cumulative or final_only, or the number of takt.v1.OutputKind.
+    output_kind: str | int
     stream_interval: int
     truncate_prompt_tokens: int
     skip_reading_prefix_cache: bool
@@ -57,16 +59,18 @@ class GenerateOptions(SamplingOptions, total=False):
 
 
 class ChatOptions(GenerateOptions, total=False):
-    """Options of one conversation's answer."""
+    """Options of one conversation's answer. `tools` and `chat_template_kwargs` may be objects or JSON text."""
 
     add_generation_prompt: bool
     continue_final_message: bool
-    tools: Sequence[str]
+    tools: Sequence[str | Mapping[str, Any]]
     tool_choice: str
+    chat_template_kwargs: str | Mapping[str, Any]
 
 
-# A conversation: messages with "role" and "content", or the text of one user's message.
-Messages = str | Sequence[Mapping[str, str]]
+# A conversation: messages with "role", "content" (a text or a list of texts) and perhaps "name", "tool_calls" (as
+# ToolCall or as mappings of its fields), "tool_call_id" and "reasoning"; or the text of one user's message.
+Messages = str | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,35 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCandidate:
+    """A token that could stand at a position. `rank` 1 is the most likely; 0: not told."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str
+    bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position; `token` stands there, None for the first one of a prompt."""
+
+    token: TokenCandidate | None
+    candidates: tuple[TokenCandidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function; in a Chunk a piece of one, of which the first has id and name."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """What is new of one output. The last chunk of an output has a finish_reason, usage and timings.
 
@@ -106,11 +139,15 @@ class Chunk:
     usage: Usage | None = None
     timings: Timings | None = None
     prompt_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A whole output of a request, put together from its chunks."""
+    """A whole output of a request, put together from its chunks. `tool_calls` are whole too."""
 
     request_id: str
     text: str
@@ -119,6 +156,20 @@ class Output:
     stop_reason: int | str | None
     usage: Usage | None
     timings: Timings | None
+    index: int = 0
+    prompt_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """A vector a text, and the token counts of all texts together."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class EngineCore:
             vocab_size=vocab_size,
             max_model_len=config.max_model_len,
             max_stop_token_ids=config.max_stop_token_ids,
+            max_logprobs=config.max_logprobs,
         )
         self._outputs = OutputCollector()
         self.scheduler = Scheduler(config, kv_config, self._outputs)

@@ -8,6 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
 from shared.types import AbortCause, NumericsFingerprint
 
@@ -15,6 +18,8 @@ T = TypeVar("T")
 
 # Sampled in place of a token by a row whose logits hold no finite number.
 INVALID_TOKEN = -1
+# The same by a row whose own options allow no token.
+MASKED_TOKEN = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +59,33 @@ class KVCacheConfig:
     max_num_batched_tokens: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RowLogprobs:
+    """Log-probabilities of consecutive tokens of one row, in the columns of shared.types.TokenLogprobs.
+
+    `index` is an index into the step's sampled tokens, or for those of a prompt the row.
+    """
+
+    index: int
+    token_ids: IntArray
+    logprobs: npt.NDArray[np.float32]
+    ranks: IntArray
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """Sampled tokens of one step: one for each row with `samples` set, in the order of `rows`.
 
-    INVALID_TOKEN stands where the logits of a row were not finite.
+    INVALID_TOKEN stands where the logits of a row were not finite, MASKED_TOKEN where its options allow no token.
+    `logprobs` are those of sampled tokens, for the rows that asked; `prompt_logprobs` go on where those of the row's
+    last step ended; `embeddings` are (row, vector [hidden_size]) of the pooling rows whose prompt is computed.
     """
 
     step: int
     sampled_token_ids: IntArray
+    logprobs: tuple[RowLogprobs, ...] = ()
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    embeddings: tuple[tuple[int, npt.NDArray[np.float32]], ...] = ()
 
 
 class Executor(Protocol):

@@ -38,8 +38,10 @@ class KVCacheManager:
         """Blocks that hold the longest cached prefix of a waiting request, leaving at least one token to compute."""
         if not self._enable_prefix_caching:
             return []
+        limit = request.num_skippable_tokens // self.block_size
+        if not limit:
+            return []
         tokens = request.token_ids
-        limit = (len(tokens) - 1) // self.block_size
         self._extend_hashes(request, tokens, limit)
         found: list[int] = []
         for block_hash in request.block_hashes[:limit]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine_svc.core.interfaces import RowLogprobs
 from engine_svc.core.request import FINISH_REASONS, Finish, Request
 from engine_svc.core.scheduler_output import IntArray
-from shared.types import AbortCause, EngineLoad, FinishedRequest, FirstScheduled, StepOutputs
+from shared.types import AbortCause, EngineLoad, FinishedRequest, FirstScheduled, StepOutputs, TokenLogprobs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +49,10 @@ def _seconds(start: float | None, end: float | None) -> float:
     return 0.0 if start is None or end is None else max(0.0, end - start)
 
 
+def _of_request(handle: int, logprobs: RowLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(handle, logprobs.token_ids, logprobs.logprobs, logprobs.ranks)
+
+
 class OutputCollector:
     """Gathers outputs until the core hands them out."""
 
@@ -75,6 +80,16 @@ class OutputCollector:
             outputs.handles = handles[mask].tolist()
             outputs.token_ids = token_ids[mask].tolist()
 
+    def add_logprobs(self, request: Request, logprobs: RowLogprobs) -> None:
+        """Adds those of the tokens that `add_tokens` adds for the request."""
+        client, handle = request.key
+        self._client(client).logprobs.append(_of_request(handle, logprobs))
+
+    def add_prompt_logprobs(self, request: Request, logprobs: RowLogprobs) -> None:
+        """Adds those of the next tokens of a prompt."""
+        client, handle = request.key
+        self._client(client).prompt_logprobs.append(_of_request(handle, logprobs))
+
     def add_first_scheduled(self, request: Request) -> None:
         """Adds the event of a first schedule."""
         client, handle = request.key
@@ -97,6 +112,7 @@ class OutputCollector:
                 decode_seconds=_seconds(request.first_token_at, request.last_token_at),
                 num_preemptions=request.num_preemptions,
                 num_cached_tokens=max(0, request.num_cached_tokens),
+                embedding=finish.embedding,
             )
         )
 

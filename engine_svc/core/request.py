@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 
 from engine_svc.core.scheduler_output import IntArray
-from shared.types import AbortCause, EngineRequest, FinishReason, SamplingParams, WireError
+from shared.types import AbortCause, EngineRequest, FinishReason, PoolingParams, SamplingParams, WireError
 
 NO_ROW = -1
 NOT_LOOKED_UP = -1
@@ -28,6 +28,7 @@ class RequestStatus(IntEnum):
     FINISHED_ABORTED = 6
     FINISHED_IGNORED = 7
     FINISHED_ERROR = 8
+    FINISHED_REPETITION = 9
 
     @property
     def is_finished(self) -> bool:
@@ -41,6 +42,7 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_IGNORED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 
@@ -52,6 +54,7 @@ class Finish:
     stop_token_id: int | None = None
     abort_cause: AbortCause = AbortCause.UNSPECIFIED
     error: WireError | None = None
+    embedding: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +80,9 @@ class Request:
     cache_salt: str
     queued_at: float
     deadline: float | None
+    pooling: PoolingParams | None = None
+    # Prompt tokens whose log-probabilities were handed out, from the second token on.
+    num_prompt_logprobs: int = 0
     status: RequestStatus = RequestStatus.WAITING
     row: int = NO_ROW
     # Chained hashes of the full blocks known so far, owned by KVCacheManager.
@@ -94,6 +100,22 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be handed out."""
+        wanted = self.sampling.prompt_logprobs is not None and self.pooling is None
+        return wanted and self.num_prompt_logprobs < len(self.prompt_token_ids) - 1
+
+    @property
+    def num_skippable_tokens(self) -> int:
+        """Leading tokens that need not be computed where the prefix cache holds them."""
+        sampling = self.sampling
+        if sampling.skip_reading_prefix_cache or (self.pooling is not None and self.pooling.pooling == "mean"):
+            return 0
+        if self.awaits_prompt_logprobs:
+            return self.num_prompt_logprobs
+        return self.num_tokens - 1
+
+    @property
     def token_ids(self) -> IntArray:
         """Prompt, then known output; exact while the request holds no row."""
         if not len(self.output_token_ids):
@@ -105,6 +127,8 @@ def build_request(client: int, wire: EngineRequest, *, sequence: int, max_model_
     """Makes the runtime state of a request that `validate_request` accepted."""
     prompt = np.asarray(wire.prompt_token_ids, np.int32)
     sampling = wire.sampling
+    # A row that gives a vector never samples, but has room for it like every other.
+    max_tokens = 1 if wire.pooling is not None else sampling.max_tokens
     primary, *secondary = wire.eos_token_ids or (-1,)
     stops = dict.fromkeys(sampling.stop_token_ids)
     if not sampling.ignore_eos:
@@ -119,9 +143,10 @@ def build_request(client: int, wire: EngineRequest, *, sequence: int, max_model_
         eos_token_id=-1 if sampling.ignore_eos else primary,
         stop_token_ids=tuple(stops),
         all_stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *wire.eos_token_ids))),
-        max_total_tokens=min(max_model_len, len(prompt) + sampling.max_tokens),
+        max_total_tokens=min(max_model_len, len(prompt) + max_tokens),
         priority=wire.priority,
         cache_salt=wire.cache_salt,
         queued_at=now,
         deadline=None if wire.deadline_seconds is None else now + wire.deadline_seconds,
+        pooling=wire.pooling,
     )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from engine_svc.core.request import NO_ROW, Request
 from engine_svc.core.scheduler_output import IntArray
+from shared.types import RepetitionDetection
 
 
 class RowTable:
@@ -34,6 +35,11 @@ class RowTable:
         self.eos_token_ids = self._integers()
         # Padded with -1; widened when a request brings more.
         self.stop_token_ids: IntArray = np.full((max_num_seqs, 1), -1, np.int32)
+        # Options that few rows have, for those rows alone: who watches for repetition, who gives a vector, and who
+        # reports log-probabilities of its prompt.
+        self.repetition: dict[int, RepetitionDetection] = {}
+        self.pooling: set[int] = set()
+        self.prompt_logprobs: set[int] = set()
         # Admission order, which is also the order of the batch.
         self._running: list[int] = []
         self._running_array: IntArray | None = None
@@ -81,6 +87,7 @@ class RowTable:
         self.last_token_at[row] = request.last_token_at or 0.0
         self.eos_token_ids[row] = request.eos_token_id
         self._set_stops(row, request.stop_token_ids)
+        self._set_options(row, request)
         self._running.append(row)
         self._running_array = None
         return row
@@ -92,6 +99,16 @@ class RowTable:
         self.stop_token_ids[row] = -1
         self.stop_token_ids[row, : len(stops)] = stops
 
+    def _set_options(self, row: int, request: Request) -> None:
+        sampling = request.sampling
+        if request.pooling is not None:
+            self.pooling.add(row)
+            return
+        if sampling.repetition_detection is not None:
+            self.repetition[row] = sampling.repetition_detection
+        if request.awaits_prompt_logprobs:
+            self.prompt_logprobs.add(row)
+
     def release(self, request: Request) -> int:
         """Takes the row back and copies what changed to the request; returns the row."""
         row = request.row
@@ -99,6 +116,9 @@ class RowTable:
         request.last_token_at = float(self.last_token_at[row]) or None
         request.row = NO_ROW
         self.requests[row] = None
+        self.repetition.pop(row, None)
+        self.pooling.discard(row)
+        self.prompt_logprobs.discard(row)
         self.generations[row] += 1
         self._running.remove(row)
         self._running_array = None

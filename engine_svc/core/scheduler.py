@@ -9,12 +9,12 @@ Knows no clock, no threads and no tensors. It owns the waiting queue; rows and b
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.core.interfaces import INVALID_TOKEN, KVCacheConfig, ModelRunnerOutput
+from engine_svc.core.interfaces import MASKED_TOKEN, KVCacheConfig, ModelRunnerOutput
 from engine_svc.core.kv_cache_manager import KVCacheManager
 from engine_svc.core.outputs import OutputCollector
 from engine_svc.core.request import NO_ROW, NOT_LOOKED_UP, Finish, Request, RequestStatus
@@ -22,7 +22,7 @@ from engine_svc.core.request_queue import make_request_queue
 from engine_svc.core.rows import RowTable
 from engine_svc.core.scheduler_output import IntArray, RowAdded, SchedulerOutput
 from engine_svc.core.stop_check import find_stops
-from shared.errors import InternalError
+from shared.errors import InternalError, InvalidRequestError
 from shared.types import WireError
 
 
@@ -39,6 +39,8 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     max_concurrent_batches: int = 1
     max_stop_token_ids: int = 128
+    # Most likely tokens reported with a token; -1 is no limit.
+    max_logprobs: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class ScheduledBatch:
     output: SchedulerOutput
     sampled_rows: IntArray
     generations: npt.NDArray[np.int64]
+    # The same, by row, of the rows that give more than sampled tokens.
+    prompt_generations: dict[int, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -187,6 +191,8 @@ class Scheduler:
             sampling=request.sampling,
             all_stop_token_ids=request.all_stop_token_ids,
             block_ids=(block_ids,),
+            prompt_logprobs_start=request.num_prompt_logprobs,
+            pooling=request.pooling,
         )
         self.rows.num_computed_tokens[row] = num_computed + num_new
         # Nobody is preempted after this point of a step, so the next request may reuse these blocks at once.
@@ -206,6 +212,8 @@ class Scheduler:
     ) -> ScheduledBatch:
         table = self.rows
         samples = table.num_computed_tokens[rows] == table.num_tokens[rows] + table.num_placeholders[rows]
+        if table.pooling:
+            samples &= ~np.isin(rows, list(table.pooling))
         sampled_rows = rows[samples]
         table.num_placeholders[sampled_rows] += 1
         self.step += 1
@@ -223,7 +231,14 @@ class Scheduler:
             samples=samples,
         )
         self._rows_removed = []
-        return ScheduledBatch(output, sampled_rows, table.generations[sampled_rows])
+        return ScheduledBatch(output, sampled_rows, table.generations[sampled_rows], self._prompt_generations(rows))
+
+    def _prompt_generations(self, rows: IntArray) -> dict[int, int]:
+        table = self.rows
+        if not table.pooling and not table.prompt_logprobs:
+            return {}
+        readers = table.pooling | table.prompt_logprobs
+        return {row: int(table.generations[row]) for row in rows.tolist() if row in readers}
 
     # --- update ---------------------------------------------------------------------------------------------------
 
@@ -235,12 +250,17 @@ class Scheduler:
         `finish` is called for every request that ended.
         """
         table = self.rows
+        if batch.prompt_generations:
+            self._take_prompt_results(batch, output, now, finish)
         valid = table.generations[batch.sampled_rows] == batch.generations
+        for logprobs in output.logprobs:
+            if valid[logprobs.index]:
+                self._outputs.add_logprobs(table.request(int(batch.sampled_rows[logprobs.index])), logprobs)
         rows, token_ids = batch.sampled_rows[valid], output.sampled_token_ids[valid]
-        good = token_ids != INVALID_TOKEN
+        good = token_ids >= 0
         if not good.all():
-            for row in rows[~good].tolist():
-                finish(table.request(row), _not_finite())
+            for row, token_id in zip(rows[~good].tolist(), token_ids[~good].tolist(), strict=True):
+                finish(table.request(row), _nothing_allowed() if token_id == MASKED_TOKEN else _not_finite())
             rows, token_ids = rows[good], token_ids[good]
         first = table.num_tokens[rows] == table.num_prompt_tokens[rows]
         table.append_tokens(rows, token_ids, now)
@@ -250,6 +270,27 @@ class Scheduler:
         self._outputs.add_tokens(table.clients[rows], table.handles[rows], token_ids)
         for row, status, stop_token_id in find_stops(table, rows, token_ids):
             finish(table.request(row), Finish(status, stop_token_id))
+
+    def _take_prompt_results(
+        self, batch: ScheduledBatch, output: ModelRunnerOutput, now: float, finish: Callable[[Request, Finish], None]
+    ) -> None:
+        """Hands out what prompts gave, for the rows that still belong to the same requests."""
+        table, generations = self.rows, batch.prompt_generations
+        for logprobs in output.prompt_logprobs:
+            if table.generations[logprobs.index] == generations[logprobs.index]:
+                request = table.request(logprobs.index)
+                request.num_prompt_logprobs += len(logprobs.ranks)
+                self._outputs.add_prompt_logprobs(request, logprobs)
+                if not request.awaits_prompt_logprobs:
+                    table.prompt_logprobs.discard(logprobs.index)
+        for row, vector in output.embeddings:
+            if table.generations[row] == generations[row]:
+                request = table.request(row)
+                request.first_token_at = now
+                if np.isfinite(vector).all():
+                    finish(request, Finish(RequestStatus.FINISHED_STOPPED, embedding=tuple(vector.tolist())))
+                else:
+                    finish(request, _not_finite())
 
     # --- leave ----------------------------------------------------------------------------------------------------
 
@@ -282,3 +323,10 @@ def _not_finite() -> Finish:
     error = InternalError("the model computed logits that are not finite numbers", reason="LOGITS_NOT_FINITE")
     wire = WireError(error.code, error.reason, error.message)
     return Finish(RequestStatus.FINISHED_ERROR, error=wire)
+
+
+def _nothing_allowed() -> Finish:
+    error = InvalidRequestError(
+        "the request's options must leave a token to be sampled, got none", reason="NO_TOKEN_ALLOWED"
+    )
+    return Finish(RequestStatus.FINISHED_ERROR, error=WireError(error.code, error.reason, error.message))

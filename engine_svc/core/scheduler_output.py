@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.types import SamplingParams
+from shared.types import PoolingParams, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 
@@ -32,6 +32,10 @@ class RowAdded:
     all_stop_token_ids: tuple[int, ...]
     # Blocks held now, one array of block ids for each KV cache group.
     block_ids: tuple[IntArray, ...]
+    # Position of the first prompt token whose logits are still to be reported, where prompt_logprobs are asked for.
+    prompt_logprobs_start: int = 0
+    # The row gives a vector and samples nothing.
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.core.interfaces import INVALID_TOKEN, KVCacheConfig
+from engine_svc.core.interfaces import KVCacheConfig
 from engine_svc.core.scheduler_output import BlockTableCells, IntArray, RowAdded, SchedulerOutput
+from engine_svc.executor.row_options import RowOptions
 from engine_svc.executor.sampling_batch import SamplingBatch
 
 NO_TOKEN = -1
@@ -56,12 +57,14 @@ class RowMirror:
         self.is_greedy = np.zeros(rows, np.bool_)
         # Padded with NO_TOKEN; widened when a request brings more.
         self.stop_token_ids: IntArray = np.full((rows, 1), NO_TOKEN, np.int32)
+        self.options = RowOptions()
 
     def apply(self, output: SchedulerOutput) -> None:
         """Takes in what changed, in the agreed order: rows removed, rows added, block table cells."""
         if len(output.rows_removed):
             self.occupied[output.rows_removed] = False
             self.block_tables[:, output.rows_removed] = 0
+            self.options.remove(output.rows_removed)
         for added in output.rows_added:
             self._add(added)
         if len(output.block_table_cells.rows):
@@ -84,6 +87,7 @@ class RowMirror:
         self.min_tokens[row] = sampling.min_tokens
         self.is_greedy[row] = sampling.is_greedy
         self._set_stops(row, added.all_stop_token_ids)
+        self.options.add(added)
 
     def _set_stops(self, row: int, stops: tuple[int, ...]) -> None:
         width = self.stop_token_ids.shape[1]
@@ -125,10 +129,10 @@ class RowMirror:
         return counts
 
     def append_sampled(self, rows: IntArray, token_ids: IntArray) -> None:
-        """Appends the token that each row sampled. INVALID_TOKEN becomes id 0: its row is computed at most until
-        the scheduler hears of it, and what it gives is thrown away.
+        """Appends the token that each row sampled. What stands in place of a token becomes id 0: its row is computed at
+        most until the scheduler hears of it, and what it gives is thrown away.
         """
-        self.token_ids[rows, self.num_tokens[rows]] = np.where(token_ids == INVALID_TOKEN, 0, token_ids)
+        self.token_ids[rows, self.num_tokens[rows]] = np.maximum(token_ids, 0)
         self.num_tokens[rows] += 1
 
     def sampling_batch(self, rows: IntArray) -> SamplingBatch:
@@ -150,4 +154,5 @@ class RowMirror:
             output_index=output_index,
             masked_rows=masked_rows,
             masked_token_ids=masked_token_ids,
+            options=self.options.logits_options(rows, self),
         )

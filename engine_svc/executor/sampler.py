@@ -1,8 +1,9 @@
 """Logits to token ids: a pure function of each row's logits, parameters, seed and output index.
 
-Order, as in vLLM: end tokens masked below min_tokens; greedy rows take the most likely token; for the others
-temperature, then min_p (relative to the most likely token), then top_k (keeping ties with the k-th), then top_p over
-what is left, renormalised (in descending order, equal ones by lower id, up to and including the token that reaches p).
+Order, as in vLLM: logits are changed as logits_processors tells (allowed tokens, bad words, end tokens below
+min_tokens, biases, penalties); greedy rows take the most likely token; for the others temperature, then min_p (relative
+to the most likely token), then top_k (keeping ties with the k-th), then top_p over what is left, renormalised (in
+descending order, equal ones by lower id, up to and including the token that reaches p).
 min_p comes before top_p because vLLM renormalises after it, which top_p sees; against top_k its order does not matter.
 The token is the argmax, over the kept set, of log-probability plus Gumbel noise of its own id: the lowest id on ties.
 
@@ -15,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_svc.core.interfaces import INVALID_TOKEN
+from engine_svc.core.interfaces import INVALID_TOKEN, MASKED_TOKEN
 from engine_svc.core.scheduler_output import IntArray
+from engine_svc.executor.logits_processors import process_logits
 from engine_svc.executor.philox import MAX_GUMBEL, token_gumbel
 from engine_svc.executor.sampling_batch import SamplingBatch
 
@@ -36,16 +38,17 @@ _LONGER = 16
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> IntArray:
     """Samples one token for each row of float32 `logits` [num_rows, vocab_size], which may be overwritten.
 
-    A row whose largest logit is not a finite number gives INVALID_TOKEN.
+    A row whose largest logit is not a finite number gives INVALID_TOKEN, or MASKED_TOKEN when nothing else is wrong
+    with it than that its options mask every token.
     """
     if not len(logits):
         return np.zeros(0, np.int32)
-    if len(batch.masked_rows):
-        rows = torch.from_numpy(batch.masked_rows).to(logits.device)
-        logits[rows, torch.from_numpy(batch.masked_token_ids).to(logits.device)] = -math.inf
+    process_logits(logits, batch)
     # Both max and argmax give the first of equal values, and NaN where there is one.
     largest, token_ids = logits.max(dim=1)
     token_ids = torch.where(largest.isfinite(), token_ids, INVALID_TOKEN)
+    if batch.options is not None:
+        token_ids = torch.where(largest == -math.inf, MASKED_TOKEN, token_ids)
     sampled = np.flatnonzero(~batch.is_greedy)
     rows_at_once = max(1, _BLOCK_ELEMENTS // logits.shape[1])
     for start in range(0, len(sampled), rows_at_once):
@@ -61,10 +64,7 @@ def _sample_rows(
     device = logits.device
     index = torch.from_numpy(rows).to(device)
     best = token_ids[index]
-    scaled = logits[index].double()
-    scaled /= torch.from_numpy(batch.temperature[rows]).to(device)[:, None]
-    scaled -= scaled.gather(1, best.clamp(min=0)[:, None])
-    kept = kept_tokens(scaled, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
+    scaled, kept = _scaled_and_kept(logits, batch, rows, best)
     seeds = torch.from_numpy(batch.seed[rows].view(np.int64)).to(device)
     output_index = torch.from_numpy(batch.output_index[rows].astype(np.int64)).to(device)
     scores = torch.full_like(scaled, -math.inf)
@@ -73,7 +73,33 @@ def _sample_rows(
     _score(scores, scaled, likely, seeds, output_index)
     kept &= ~likely & (scaled >= scores.max(dim=1, keepdim=True).values - MAX_GUMBEL)
     _score(scores, scaled, kept, seeds, output_index)
-    token_ids[index] = torch.where(best == INVALID_TOKEN, best, scores.argmax(dim=1))
+    token_ids[index] = torch.where(best < 0, best, scores.argmax(dim=1))
+
+
+def _scaled_and_kept(
+    logits: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.int64], best: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 logits over temperature, less the row's largest, and which tokens may be sampled."""
+    scaled = logits[torch.from_numpy(rows).to(logits.device)].double()
+    scaled /= torch.from_numpy(batch.temperature[rows]).to(logits.device)[:, None]
+    scaled -= scaled.gather(1, best.clamp(min=0)[:, None])
+    return scaled, kept_tokens(scaled, batch.top_k[rows], batch.top_p[rows], batch.min_p[rows])
+
+
+def final_logits(logits: torch.Tensor, batch: SamplingBatch, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Float32 logits [len(rows), vocab_size] of what the rows were sampled from, tokens that were not kept at -inf.
+
+    `logits` are those that `sample` left behind; those of greedy rows are returned as they are.
+    """
+    result = logits[torch.from_numpy(rows).to(logits.device)]
+    sampled = np.flatnonzero(~batch.is_greedy[rows])
+    rows_at_once = max(1, _BLOCK_ELEMENTS // logits.shape[1])
+    for start in range(0, len(sampled), rows_at_once):
+        part = sampled[start : start + rows_at_once]
+        index = torch.from_numpy(part).to(logits.device)
+        scaled, kept = _scaled_and_kept(logits, batch, rows[part], result[index].argmax(dim=1))
+        result[index] = scaled.masked_fill(~kept, -math.inf).float()
+    return result
 
 
 def _score(

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_svc.core.scheduler_output import IntArray
+from engine_svc.executor.row_options import LogitsOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +25,5 @@ class SamplingBatch:
     # [num_masked]: tokens that may not be sampled, as pairs of a row of the logits and a token id.
     masked_rows: npt.NDArray[np.int64]
     masked_token_ids: npt.NDArray[np.int64]
+    # What else changes the logits; None when nothing does.
+    options: LogitsOptions | None = None

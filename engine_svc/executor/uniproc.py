@@ -45,6 +45,8 @@ class ExecutorOptions:
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    # Whether log-probabilities are the model's own or those that tokens are sampled from.
+    logprobs_mode: str = "raw_logprobs"
 
 
 class UniprocExecutor:
@@ -131,7 +133,7 @@ class UniprocExecutor:
             self._warm_up(config, cache)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise StartupError(f"KV cache of {needed} bytes does not fit into memory: {_first_line(error)}") from error
-        self._runner = ModelRunner(self._model, config, cache)
+        self._runner = ModelRunner(self._model, config, cache, logprobs_mode=self._options.logprobs_mode)
 
     def _free_bytes(self) -> int:
         if self._model.device.type == "cpu":

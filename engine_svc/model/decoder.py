@@ -92,6 +92,17 @@ class NativeDecoder:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
         """See Model."""
+        return self.compute_logits(self.hidden_states(batch, kv_cache))
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Model."""
+        config = self._config
+        return self._ops.logits(hidden, self._output, config.logit_soft_cap, config.logits_divisor)
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
+        """See Model."""
         ops, config = self._ops, self._config
         step = ops.begin_step(batch, self._ropes, kv_cache)
         residual = functional.embedding(batch.token_ids, self._embedding)
@@ -109,7 +120,7 @@ class NativeDecoder:
             delta = self._leave(ops.linear(hidden, layer.down), layer.post_mlp)
         wanted = batch.logits_indices
         normed, _ = self._add_norm(None if delta is None else delta[wanted], residual[wanted], self._norm)
-        return ops.logits(normed, self._output, config.logit_soft_cap, config.logits_divisor)
+        return normed
 
     def _add_norm(
         self, delta: torch.Tensor | None, residual: torch.Tensor, norm: NormWeight | None

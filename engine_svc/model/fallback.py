@@ -69,6 +69,21 @@ def _running(step: _Step) -> Iterator[None]:
         _current_step.reset(token)
 
 
+@contextmanager
+def _answering(base: torch.nn.Module, hidden: torch.Tensor) -> Iterator[None]:
+    """Makes a base model return `hidden` as its last hidden state, whatever it is given."""
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions  # noqa: PLC0415 - heavy
+
+    def answer(*_: Any, **__: Any) -> Any:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
+
+    base.forward = answer
+    try:
+        yield
+    finally:
+        del base.forward
+
+
 def _paged_attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -173,6 +188,26 @@ class FallbackModel:
         block_size = kv_cache[0][0].shape[1]
         with _running(_PagedStep(batch.slot_mapping, make_plan(batch, block_size), kv_cache)):
             return self._run(batch.token_ids, batch.positions.to(torch.int64), batch.logits_indices)
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
+        """See Model."""
+        block_size = kv_cache[0][0].shape[1]
+        with _running(_PagedStep(batch.slot_mapping, make_plan(batch, block_size), kv_cache)):
+            output = self._model.base_model(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.to(torch.int64).unsqueeze(0),
+                use_cache=False,
+            )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden[batch.logits_indices]
+
+    @torch.inference_mode()
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Model. Runs the causal model with a base that answers `hidden`, for what it does beside the product."""
+        index = torch.arange(len(hidden), device=self._device)
+        with _answering(self._model.base_model, hidden.unsqueeze(0)):
+            return self._run(torch.zeros_like(index), index, index)
 
     def _run(self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         keep = {"logits_to_keep": wanted} if self._keeps_logits else {}

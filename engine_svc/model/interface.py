@@ -57,3 +57,9 @@ class Model(Protocol):
 
     def forward(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
         """Runs the batch and returns float32 logits [num_logits, vocab_size]."""
+
+    def hidden_states(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
+        """Runs the batch and returns what the logits are made of, [num_logits, hidden_size] after the final norm."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits of hidden states; together with `hidden_states` the same as `forward`."""

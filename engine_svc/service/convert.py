@@ -27,6 +27,7 @@ from shared.types import (
     FinishReason,
     FirstScheduled,
     StepOutputs,
+    TokenLogprobs,
     WireError,
 )
 from takt.engine.v1 import engine_pb2 as pb
@@ -180,6 +181,7 @@ def encode_ready(info: EngineInfo) -> bytes:
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_stop_token_ids=info.max_stop_token_ids,
             max_message_bytes=info.max_message_bytes,
+            max_logprobs=info.max_logprobs,
         ),
         numerics=pb.NumericsFingerprint(
             weights_digest=numerics.weights_digest,
@@ -206,9 +208,23 @@ def encode_outputs(outputs: StepOutputs) -> bytes:
         message.first_scheduled.extend(map(_first_scheduled, outputs.first_scheduled))
     if outputs.finished:
         message.finished.extend(map(_finished, outputs.finished))
+    if outputs.logprobs:
+        _fill_table(message.logprobs, outputs.logprobs)
+    if outputs.prompt_logprobs:
+        _fill_table(message.prompt_logprobs, outputs.prompt_logprobs)
     if outputs.load is not None:
         message.load.CopyFrom(_load(outputs.load))
     return response.SerializeToString()
+
+
+def _fill_table(table: pb.LogprobsTable, entries: list[TokenLogprobs]) -> None:
+    for entry in entries:
+        table.handles.append(entry.handle)
+        table.num_tokens.append(len(entry))
+        table.widths.append(entry.token_ids.shape[1])
+        table.token_ids.extend(entry.token_ids.ravel().tolist())
+        table.logprobs.extend(entry.logprobs.ravel().tolist())
+        table.ranks.extend(entry.ranks.tolist())
 
 
 def _first_scheduled(first: FirstScheduled) -> pb.FirstScheduled:
@@ -231,6 +247,7 @@ def _finished(finished: FinishedRequest) -> pb.Finished:
         decode_us=_microseconds(finished.decode_seconds),
         num_preemptions=finished.num_preemptions,
         num_cached_tokens=finished.num_cached_tokens,
+        embedding=finished.embedding,
     )
 
 

@@ -12,27 +12,21 @@ import numpy as np
 from engine_svc.core.validation import RequestLimits, validate_request
 from shared.errors import InvalidRequestError, TaktError, UnimplementedError
 from shared.rpc.raw import parse
-from shared.types import GREEDY_TEMPERATURE, EngineRequest, SamplingParams, TokenArray
+from shared.types import (
+    GREEDY_TEMPERATURE,
+    EngineRequest,
+    PoolingParams,
+    RepetitionDetection,
+    SamplingParams,
+    TokenArray,
+)
 from takt.engine.v1 import engine_pb2 as pb
 
 MAX_TEXT_LENGTH = 4096
 _TEXT_FIELDS = ("request_id", "cache_salt", "tenant", "traceparent")
 
-# Fields that are not built yet, and the value of those that may be set to what they do by default.
-_UNBUILT_NEUTRAL = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "skip_reading_prefix_cache": False,
-}
-_UNBUILT_OPTIONAL = ("logprobs", "prompt_logprobs", "repetition_detection", "structured_output")
-_UNBUILT_REPEATED = (
-    "logit_bias_token_ids",
-    "logit_bias_values",
-    "bad_words",
-    "allowed_token_ids",
-    "logprob_token_ids",
-)
+# Greedy, and the fewest tokens: what a request that samples nothing counts as.
+_NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +99,22 @@ def _check_form(message: pb.AddRequest, limits: RequestLimits, data_parallel_ran
         )
     task = message.WhichOneof("task")
     if task == "pooling":
-        raise UnimplementedError("pooling is not built yet", field="pooling")
+        return
     if task != "sampling":
-        raise InvalidRequestError("task must be sampling, got none", field="task")
-    _check_unbuilt(message.sampling)
+        raise InvalidRequestError("task must be sampling or pooling, got none", field="task")
+    _check_sampling_form(message.sampling)
     if not message.sampling.HasField("max_tokens"):
         raise InvalidRequestError("max_tokens must be set, got none", field="max_tokens")
 
 
-def _check_unbuilt(sampling: pb.SamplingParams) -> None:
-    unbuilt = [name for name in _UNBUILT_REPEATED if len(getattr(sampling, name))]
-    unbuilt += [name for name in _UNBUILT_OPTIONAL if sampling.HasField(name)]
-    unbuilt += [
-        name
-        for name, neutral in _UNBUILT_NEUTRAL.items()
-        if sampling.HasField(name) and getattr(sampling, name) != neutral
-    ]
-    if unbuilt:
-        raise UnimplementedError(f"{unbuilt[0]} is not built yet", field=unbuilt[0])
+def _check_sampling_form(sampling: pb.SamplingParams) -> None:
+    if sampling.HasField("structured_output"):
+        raise UnimplementedError("structured_output is not built yet", field="structured_output")
+    ids, values = len(sampling.logit_bias_token_ids), len(sampling.logit_bias_values)
+    if ids != values:
+        raise InvalidRequestError(
+            f"logit_bias_values must be as many as logit_bias_token_ids {ids}, got {values}", field="logit_bias_values"
+        )
 
 
 def _token_array(ids: Any, field: str) -> TokenArray:
@@ -133,11 +125,12 @@ def _token_array(ids: Any, field: str) -> TokenArray:
 
 
 def _request(message: pb.AddRequest) -> EngineRequest:
+    pooled = message.WhichOneof("task") == "pooling"
     return EngineRequest(
         handle=message.handle,
         request_id=message.request_id,
         prompt_token_ids=_token_array(message.prompt_token_ids, "prompt_token_ids"),
-        sampling=_sampling(message.sampling),
+        sampling=_NO_SAMPLING if pooled else _sampling(message.sampling),
         resume_token_ids=_token_array(message.resume_token_ids, "resume_token_ids"),
         eos_token_ids=tuple(message.eos_token_ids),
         priority=message.priority,
@@ -147,6 +140,7 @@ def _request(message: pb.AddRequest) -> EngineRequest:
         deadline_seconds=message.deadline_remaining_ms / 1000 if message.HasField("deadline_remaining_ms") else None,
         age_seconds=message.age_ms / 1000,
         data_parallel_rank=message.data_parallel_rank if message.HasField("data_parallel_rank") else None,
+        pooling=PoolingParams(pooling=message.pooling.pooling, normalize=message.pooling.normalize) if pooled else None,
     )
 
 
@@ -166,4 +160,26 @@ def _sampling(sampling: pb.SamplingParams) -> SamplingParams:
         min_tokens=sampling.min_tokens,
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(zip(sampling.logit_bias_token_ids, sampling.logit_bias_values, strict=True)),
+        bad_words=tuple(tuple(word.token_ids) for word in sampling.bad_words),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        logprob_token_ids=tuple(sampling.logprob_token_ids),
+        repetition_detection=_repetition_detection(sampling),
+        skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
+    )
+
+
+def _repetition_detection(sampling: pb.SamplingParams) -> RepetitionDetection | None:
+    if not sampling.HasField("repetition_detection"):
+        return None
+    message = sampling.repetition_detection
+    return RepetitionDetection(
+        max_pattern_size=message.max_pattern_size,
+        min_pattern_size=message.min_pattern_size,
+        min_count=message.min_count,
     )

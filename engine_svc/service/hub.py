@@ -112,7 +112,10 @@ class Hub:
         """The engine is loaded; streams are taken from now on."""
         self._info, self._metrics = info, metrics
         limits = RequestLimits(
-            vocab_size=info.vocab_size, max_model_len=info.max_model_len, max_stop_token_ids=info.max_stop_token_ids
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            max_stop_token_ids=info.max_stop_token_ids,
+            max_logprobs=info.max_logprobs,
         )
         self._context = StreamContext(
             core=core,

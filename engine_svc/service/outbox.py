@@ -2,7 +2,8 @@
 
 While the frontend keeps up, a step's outputs pass through as they are. When it does not, they are merged by request, so
 that what is held grows with the tokens and not with the steps, and no token is ever dropped. It knows neither gRPC nor
-protobuf and belongs to the io thread's event loop. Invariant: a request's tokens leave in order, before its end.
+protobuf and belongs to the io thread's event loop. Invariant: a request's tokens leave in order, before its end and
+after the log-probabilities of its prompt; log-probabilities leave in the same message as their tokens.
 """
 
 import asyncio
@@ -10,13 +11,20 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shared.types import EngineLoad, FinishedRequest, FirstScheduled, StepOutputs
+import numpy as np
+
+from shared.types import EngineLoad, FinishedRequest, FirstScheduled, StepOutputs, TokenLogprobs
 
 # Largest encodings of a token id or count, of a column entry, and of entries of the side tables without their texts.
 TOKEN_BYTES = 5
 COLUMN_BYTES = 10
 FIRST_SCHEDULED_BYTES = 24
 FINISHED_BYTES = 64
+EMBEDDING_VALUE_BYTES = 4
+# Of tables of log-probabilities: a column's entries, a token's rank, and a candidate.
+LOGPROBS_COLUMN_BYTES = 20
+RANK_BYTES = 5
+CANDIDATE_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,8 @@ class _MergedOutputs:
         self._step = 0
         self._load: EngineLoad | None = None
         self._tokens: dict[int, array[int]] = {}
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._first_scheduled: list[FirstScheduled] = []
         self._finished: list[FinishedRequest] = []
 
@@ -51,6 +61,9 @@ class _MergedOutputs:
             end = start + (1 if outputs.num_tokens is None else outputs.num_tokens[index])
             self._tokens.setdefault(handle, array("I")).extend(outputs.token_ids[start:end])
             start = end
+        for logprobs in outputs.logprobs:
+            self._logprobs.setdefault(logprobs.handle, []).append(logprobs)
+        self._prompt_logprobs += outputs.prompt_logprobs
         self._first_scheduled += outputs.first_scheduled
         self._finished += outputs.finished
         # A column that is there already costs nothing more.
@@ -66,7 +79,28 @@ class _MergedOutputs:
             first_scheduled=self._first_scheduled,
             finished=self._finished,
             load=self._load,
+            logprobs=[_joined(parts) for parts in self._logprobs.values()],
+            prompt_logprobs=self._prompt_logprobs,
         )
+
+
+def _joined(parts: list[TokenLogprobs]) -> TokenLogprobs:
+    """Those of one request's consecutive tokens as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return TokenLogprobs(
+        parts[0].handle,
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        np.concatenate([part.ranks for part in parts]),
+    )
+
+
+def _share(logprobs: TokenLogprobs, begin: int, end: int) -> TokenLogprobs:
+    """Those of the tokens [begin, end)."""
+    return TokenLogprobs(
+        logprobs.handle, logprobs.token_ids[begin:end], logprobs.logprobs[begin:end], logprobs.ranks[begin:end]
+    )
 
 
 class Outbox:
@@ -189,14 +223,24 @@ def estimate_bytes(outputs: StepOutputs) -> int:
     """An upper estimate of the encoded size."""
     size = TOKEN_BYTES * len(outputs.token_ids) + COLUMN_BYTES * len(outputs.handles)
     size += FIRST_SCHEDULED_BYTES * len(outputs.first_scheduled)
+    if outputs.logprobs or outputs.prompt_logprobs:
+        size += sum(map(_logprobs_bytes, outputs.logprobs)) + sum(map(_logprobs_bytes, outputs.prompt_logprobs))
     return size + sum(_finished_bytes(finished) for finished in outputs.finished)
 
 
+def _logprobs_bytes(logprobs: TokenLogprobs) -> int:
+    return LOGPROBS_COLUMN_BYTES + len(logprobs) * _bytes_per_token(logprobs)
+
+
+def _bytes_per_token(logprobs: TokenLogprobs) -> int:
+    width: int = logprobs.token_ids.shape[1]
+    return RANK_BYTES + CANDIDATE_BYTES * width
+
+
 def _finished_bytes(finished: FinishedRequest) -> int:
-    if finished.error is None:
-        return FINISHED_BYTES
+    size = FINISHED_BYTES + EMBEDDING_VALUE_BYTES * len(finished.embedding)
     error = finished.error
-    return FINISHED_BYTES + 4 * (len(error.reason) + len(error.message) + len(error.field))
+    return size if error is None else size + 4 * (len(error.reason) + len(error.message) + len(error.field))
 
 
 def split(outputs: StepOutputs, max_bytes: int) -> Iterator[StepOutputs]:
@@ -207,7 +251,7 @@ def split(outputs: StepOutputs, max_bytes: int) -> Iterator[StepOutputs]:
     part, size = _Part(outputs), 0
     for entry in _entries(outputs, max_bytes // 2):
         entry_size = _entry_bytes(entry)
-        if size and size + entry_size > max_bytes:
+        if size and (size + entry_size > max_bytes or part.is_continued_by(entry)):
             yield part.outputs
             part, size = _Part(outputs), 0
         part.add(entry)
@@ -219,9 +263,11 @@ def split(outputs: StepOutputs, max_bytes: int) -> Iterator[StepOutputs]:
 class _Column:
     handle: int
     token_ids: list[int]
+    logprobs: TokenLogprobs | None
 
 
-_Entry = FirstScheduled | _Column | FinishedRequest
+# Log-probabilities that are an entry of their own are those of a prompt.
+_Entry = FirstScheduled | TokenLogprobs | _Column | FinishedRequest
 
 
 class _Part:
@@ -231,15 +277,24 @@ class _Part:
         self._num_tokens: list[int] = []
         self.outputs = StepOutputs(step=whole.step, num_tokens=self._num_tokens, load=whole.load)
 
+    def is_continued_by(self, entry: _Entry) -> bool:
+        """Whether it holds an earlier column of the entry's request: one with log-probabilities is alone there."""
+        handles = self.outputs.handles
+        return isinstance(entry, _Column) and entry.logprobs is not None and handles[-1:] == [entry.handle]
+
     def add(self, entry: _Entry) -> None:
         if isinstance(entry, FirstScheduled):
             self.outputs.first_scheduled.append(entry)
         elif isinstance(entry, FinishedRequest):
             self.outputs.finished.append(entry)
+        elif isinstance(entry, TokenLogprobs):
+            self.outputs.prompt_logprobs.append(entry)
         else:
             self.outputs.handles.append(entry.handle)
             self._num_tokens.append(len(entry.token_ids))
             self.outputs.token_ids += entry.token_ids
+            if entry.logprobs is not None:
+                self.outputs.logprobs.append(entry.logprobs)
 
 
 def _entry_bytes(entry: _Entry) -> int:
@@ -247,17 +302,28 @@ def _entry_bytes(entry: _Entry) -> int:
         return FIRST_SCHEDULED_BYTES
     if isinstance(entry, FinishedRequest):
         return _finished_bytes(entry)
-    return COLUMN_BYTES + TOKEN_BYTES * len(entry.token_ids)
+    if isinstance(entry, TokenLogprobs):
+        return _logprobs_bytes(entry)
+    size = COLUMN_BYTES + TOKEN_BYTES * len(entry.token_ids)
+    return size if entry.logprobs is None else size + _logprobs_bytes(entry.logprobs)
 
 
 def _entries(outputs: StepOutputs, max_column_bytes: int) -> Iterator[_Entry]:
-    """First schedules, then tokens, then ends: the order in which a request's must be sent."""
+    """First schedules, then prompts, then tokens, then ends: the order in which a request's must be sent."""
     yield from outputs.first_scheduled
+    for prompt in outputs.prompt_logprobs:
+        most = max(1, max_column_bytes // _bytes_per_token(prompt))
+        for begin in range(0, len(prompt), most):
+            yield _share(prompt, begin, begin + most)
+    by_handle = {logprobs.handle: logprobs for logprobs in outputs.logprobs}
     start = 0
-    most = max(1, max_column_bytes // TOKEN_BYTES)
     for index, handle in enumerate(outputs.handles):
         end = start + (1 if outputs.num_tokens is None else outputs.num_tokens[index])
+        logprobs = by_handle.get(handle)
+        most = max(1, max_column_bytes // (TOKEN_BYTES + (0 if logprobs is None else _bytes_per_token(logprobs))))
         for begin in range(start, end, most):
-            yield _Column(handle, outputs.token_ids[begin : min(end, begin + most)])
+            stop = min(end, begin + most)
+            share = None if logprobs is None else _share(logprobs, begin - start, stop - start)
+            yield _Column(handle, outputs.token_ids[begin:stop], share)
         start = end
     yield from outputs.finished

@@ -6,6 +6,7 @@ Bytes in, bytes out. What a newer engine says in words that this version does no
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from shared.errors import InternalError
@@ -19,8 +20,11 @@ from shared.types import (
     FinishReason,
     FirstScheduled,
     NumericsFingerprint,
+    RepetitionDetection,
     SamplingParams,
     StepOutputs,
+    StructuredOutputSpec,
+    TokenLogprobs,
     WireError,
 )
 from takt.engine.v1 import engine_pb2 as pb
@@ -106,12 +110,14 @@ def encode_hello(frontend_id: str) -> bytes:
 
 def encode_request(request: EngineRequest, handle: int) -> bytes:
     """One item of AddRequests."""
+    pooling = request.pooling
     message = pb.AddRequest(
         handle=handle,
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
         resume_token_ids=request.resume_token_ids,
-        sampling=_sampling(request.sampling),
+        sampling=None if pooling is not None else _sampling(request.sampling),
+        pooling=None if pooling is None else pb.PoolingParams(pooling=pooling.pooling, normalize=pooling.normalize),
         eos_token_ids=request.eos_token_ids,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -136,7 +142,37 @@ def _sampling(params: SamplingParams) -> pb.SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        presence_penalty=params.presence_penalty or None,
+        frequency_penalty=params.frequency_penalty or None,
+        repetition_penalty=None if params.repetition_penalty == 1 else params.repetition_penalty,
+        logit_bias_token_ids=[token_id for token_id, _ in params.logit_bias],
+        logit_bias_values=[bias for _, bias in params.logit_bias],
+        bad_words=[pb.TokenSequence(token_ids=word) for word in params.bad_words],
+        allowed_token_ids=params.allowed_token_ids,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        logprob_token_ids=params.logprob_token_ids,
+        repetition_detection=_repetition_detection(params.repetition_detection),
+        structured_output=_structured_output(params.structured_output),
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache or None,
     )
+
+
+def _repetition_detection(detection: RepetitionDetection | None) -> pb.RepetitionDetection | None:
+    if detection is None:
+        return None
+    return pb.RepetitionDetection(
+        max_pattern_size=detection.max_pattern_size,
+        min_pattern_size=detection.min_pattern_size,
+        min_count=detection.min_count,
+    )
+
+
+def _structured_output(output: StructuredOutputSpec | None) -> pb.StructuredOutput | None:
+    if output is None:
+        return None
+    kind: Any = int(output.kind)
+    return pb.StructuredOutput(kind=kind, spec=output.spec)
 
 
 def encode_adds(items: list[bytes]) -> bytes:
@@ -220,7 +256,32 @@ def _step_outputs(message: pb.StepOutputs) -> StepOutputs:
         ],
         finished=[_finished(finished) for finished in message.finished],
         load=_load(message.load) if message.HasField("load") else None,
+        logprobs=_logprobs(message.logprobs) if message.HasField("logprobs") else [],
+        prompt_logprobs=_logprobs(message.prompt_logprobs) if message.HasField("prompt_logprobs") else [],
     )
+
+
+def _logprobs(table: pb.LogprobsTable) -> list[TokenLogprobs]:
+    token_ids, logprobs = np.array(table.token_ids, np.int32), np.array(table.logprobs, np.float32)
+    ranks = np.array(table.ranks, np.int32)
+    num_cells = sum(count * width for count, width in zip(table.num_tokens, table.widths, strict=False))
+    one_each = len(table.handles) == len(table.num_tokens) == len(table.widths)
+    if not one_each or len(ranks) != sum(table.num_tokens) or {len(token_ids), len(logprobs)} != {num_cells}:
+        raise MalformedMessageError(f"log-probabilities of {len(ranks)} tokens in {len(token_ids)} cells")
+    entries, start, cell = [], 0, 0
+    for handle, count, width in zip(table.handles, table.num_tokens, table.widths, strict=True):
+        cells = slice(cell, cell + count * width)
+        shape = (count, width)
+        entries.append(
+            TokenLogprobs(
+                handle,
+                token_ids[cells].reshape(shape),
+                logprobs[cells].reshape(shape),
+                ranks[start : start + count],
+            )
+        )
+        start, cell = start + count, cells.stop
+    return entries
 
 
 _REASONS = {reason.value: reason for reason in FinishReason}
@@ -240,6 +301,7 @@ def _finished(message: pb.Finished) -> FinishedRequest:
         decode_seconds=message.decode_us / 1e6,
         num_preemptions=message.num_preemptions,
         num_cached_tokens=message.num_cached_tokens,
+        embedding=tuple(message.embedding),
     )
 
 
@@ -295,6 +357,7 @@ def _engine_info(ready: pb.Ready) -> EngineInfo:
         max_num_batched_tokens=ready.limits.max_num_batched_tokens,
         max_stop_token_ids=ready.limits.max_stop_token_ids,
         max_message_bytes=ready.limits.max_message_bytes,
+        max_logprobs=ready.limits.max_logprobs,
         numerics=NumericsFingerprint(
             weights_digest=ready.numerics.weights_digest,
             dtype=ready.numerics.dtype,

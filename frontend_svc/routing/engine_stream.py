@@ -169,6 +169,17 @@ class EngineStream:
             sink = sinks.get(first.handle)
             if sink is not None:
                 sink.on_first_scheduled(first)
+        if outputs.logprobs or outputs.prompt_logprobs:
+            self._scatter_logprobs(outputs)
+        self._scatter_tokens(outputs)
+        for finished in outputs.finished:
+            sink = sinks.pop(finished.handle, None)
+            if sink is not None:
+                sink.on_finished(finished)
+        self._note_load(outputs.load)
+
+    def _scatter_tokens(self, outputs: StepOutputs) -> None:
+        sinks = self._sinks
         if outputs.num_tokens is None:
             for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
                 sink = sinks.get(handle)
@@ -181,11 +192,16 @@ class EngineStream:
                 if sink is not None and count:
                     sink.on_tokens(outputs.token_ids[start : start + count])
                 start += count
-        for finished in outputs.finished:
-            sink = sinks.pop(finished.handle, None)
+
+    def _scatter_logprobs(self, outputs: StepOutputs) -> None:
+        for logprobs in outputs.prompt_logprobs:
+            sink = self._sinks.get(logprobs.handle)
             if sink is not None:
-                sink.on_finished(finished)
-        self._note_load(outputs.load)
+                sink.on_prompt_logprobs(logprobs)
+        for logprobs in outputs.logprobs:
+            sink = self._sinks.get(logprobs.handle)
+            if sink is not None:
+                sink.on_logprobs(logprobs)
 
     def _note_load(self, load: EngineLoad | None) -> None:
         if load is not None:

@@ -30,6 +30,8 @@ class ServedLimits:
     vocab_size: int
     max_stop_token_ids: int
     eos_token_ids: tuple[int, ...]
+    # -1 is the whole vocabulary.
+    max_logprobs: int = -1
 
 
 def refusal(info: EngineInfo, tokenizer: ServedTokenizer) -> str:
@@ -101,11 +103,14 @@ class EngineTable:
                 vocab_size=min(info.vocab_size for info in infos),
                 max_stop_token_ids=min(info.max_stop_token_ids for info in infos),
                 eos_token_ids=infos[0].eos_token_ids,
+                max_logprobs=min((info.max_logprobs for info in infos if info.max_logprobs >= 0), default=-1),
             )
         return self._limits
 
-    def pick(self, *, rank: int | None, excluded_epochs: Collection[str] = ()) -> AsyncEngineClient:
-        """An engine for a request.
+    def pick(
+        self, *, rank: int | None, excluded_epochs: Collection[str] = (), preferred_epoch: str = ""
+    ) -> AsyncEngineClient:
+        """An engine for a request: the preferred process if it may be, else the least busy one.
 
         Raises UnavailableError when none is ready, InvalidRequestError for a rank that no engine ever had.
         """
@@ -120,6 +125,9 @@ class EngineTable:
             if rank is not None:
                 self._check_rank(rank)
             raise self._none_ready()
+        for candidate in candidates:
+            if preferred_epoch and self.clients[candidate.index].epoch == preferred_epoch:
+                return self.clients[candidate.index]
         index = pick(candidates, self._next_start)
         self._next_start = (index + 1) % len(self.clients)
         return self.clients[index]

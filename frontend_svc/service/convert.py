@@ -1,70 +1,86 @@
-"""Messages of takt.v1 and the frontend's own values, both ways. Protobuf types of the public ports end here.
+"""Requests of takt.v1 as the frontend's own values, and answers of all but the streams. Protobuf types end here.
 
-A field that is not built yet is named when it is set to anything but what it does by default.
+Streams have a module beside this one.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from frontend_svc.request import (
-    GenerationRequest,
-    RequestOutput,
-    SamplingRequest,
-)
+from frontend_svc.request import EmbeddingOutput, EmbeddingRequest, GenerationRequest, SamplingRequest
 from frontend_svc.routing.engine_client import AsyncEngineClient
-from frontend_svc.text.chat_template import ChatMessage
-from shared.types import EngineLoad
+from frontend_svc.text.chat_template import ChatMessage, ToolCall
+from shared.errors import InvalidRequestError
+from shared.types import EngineLoad, RepetitionDetection, StructuredOutputKind, StructuredOutputSpec
 from takt.v1 import admin_pb2, inference_pb2, types_pb2
 
-# Fields that are not built yet and the value that they may have; the others must be unset.
-_UNBUILT_NEUTRAL: dict[str, Any] = {
-    "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "detokenize": True,
-    "stream_interval": 1,
-    "skip_reading_prefix_cache": False,
-}
-_UNBUILT_OPTIONAL = (
-    "logprobs",
-    "prompt_logprobs",
-    "repetition_detection",
-    "structured_output",
-    "truncate_prompt_tokens",
+# Fields whose values are taken as they are; None where they are unset.
+_OPTIONAL = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "n", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logprobs", "prompt_logprobs", "stream_interval"),
+    *("truncate_prompt_tokens", "skip_reading_prefix_cache"),
 )
-_UNBUILT_REPEATED = ("logit_bias", "bad_words", "allowed_token_ids", "logprob_token_ids")
-_CHAT_UNBUILT_NEUTRAL: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False}
+_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids")
+_TRUE_BY_DEFAULT = ("skip_special_tokens", "spaces_between_special_tokens", "detokenize")
+_KINDS = {kind.name.lower(): kind for kind in StructuredOutputKind}
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def generation_request(message: inference_pb2.GenerateRequest, request_id: str) -> GenerationRequest:
-    """A call of Generate."""
+    """A call of Generate. Raises InvalidRequestError for a constraint that is none."""
     prompt = message.WhichOneof("prompt")
     return GenerationRequest(
         **_common(message, request_id),
         text=message.text if prompt == "text" else None,
         token_ids=tuple(message.token_ids.ids) if prompt == "token_ids" else None,
-        unbuilt=_unbuilt(message, {}, ("lora_name",), ()),
     )
 
 
 def chat_request(message: inference_pb2.ChatRequest, request_id: str) -> GenerationRequest:
-    """A call of Chat."""
+    """A call of Chat. Raises InvalidRequestError for a constraint that is none."""
     return GenerationRequest(
         **_common(message, request_id),
         messages=chat_messages(message.messages),
-        unbuilt=_unbuilt(message, _CHAT_UNBUILT_NEUTRAL, ("lora_name", "tool_choice"), ("tools",)),
+        tools=tuple(message.tools),
+        tool_choice=_optional(message, "tool_choice"),
+        chat_template_kwargs=_optional(message, "chat_template_kwargs"),
+        add_generation_prompt=_optional(message, "add_generation_prompt"),
+        continue_final_message=message.continue_final_message,
+    )
+
+
+def embedding_request(message: inference_pb2.EmbedRequest, request_id: str) -> EmbeddingRequest:
+    """A call of Embed."""
+    return EmbeddingRequest(
+        request_id=request_id,
+        model=message.model,
+        inputs=tuple(message.texts),
+        pooling=message.pooling,
+        normalize=message.normalize,
     )
 
 
 def chat_messages(messages: Iterable[inference_pb2.ChatMessage]) -> tuple[ChatMessage, ...]:
-    """The messages of a conversation."""
-    return tuple(ChatMessage(message.role, message.content) for message in messages)
+    """The messages of a conversation. Raises InvalidRequestError for a part of an unknown kind."""
+    return tuple(_chat_message(index, message) for index, message in enumerate(messages))
+
+
+def _chat_message(index: int, message: inference_pb2.ChatMessage) -> ChatMessage:
+    for number, part in enumerate(message.parts):
+        if part.WhichOneof("part") != "text":
+            field = f"messages[{index}].parts[{number}]"
+            raise InvalidRequestError(f"{field} must be text, got another kind or none", field=field)
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        parts=tuple(part.text for part in message.parts),
+        name=message.name,
+        tool_calls=tuple(ToolCall(call.index, call.id, call.name, call.arguments) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
+    )
 
 
 def _common(message: Any, request_id: str) -> dict[str, Any]:
@@ -77,89 +93,63 @@ def _common(message: Any, request_id: str) -> dict[str, Any]:
         "cache_salt": message.cache_salt,
         "data_parallel_rank": _optional(message, "data_parallel_rank"),
         "return_prompt_token_ids": message.return_prompt_token_ids,
+        "lora_name": _optional(message, "lora_name"),
     }
 
 
 def _sampling(message: types_pb2.SamplingParams) -> SamplingRequest:
-    output_kind = message.output_kind
-    unbuilt = _unbuilt(message, _UNBUILT_NEUTRAL, _UNBUILT_OPTIONAL, _UNBUILT_REPEATED)
-    if output_kind in (types_pb2.OUTPUT_KIND_CUMULATIVE, types_pb2.OUTPUT_KIND_FINAL_ONLY):
-        unbuilt = (*unbuilt, "output_kind")
+    values = {field.name: value for field, value in message.ListFields()}
+    chosen: dict[str, Any] = {name: values[name] for name in _OPTIONAL if name in values}
+    chosen |= {name: tuple(values[name]) for name in _LISTS if name in values}
+    chosen |= {name: values[name] for name in _TRUE_BY_DEFAULT if name in values}
+    if message.HasField("repetition_detection"):
+        detection = message.repetition_detection
+        chosen["repetition_detection"] = RepetitionDetection(
+            max_pattern_size=detection.max_pattern_size,
+            min_pattern_size=detection.min_pattern_size,
+            min_count=detection.min_count,
+        )
+    if message.HasField("structured_output"):
+        chosen["structured_output"] = _structured_output(message.structured_output)
     return SamplingRequest(
-        temperature=_optional(message, "temperature"),
-        top_p=_optional(message, "top_p"),
-        top_k=_optional(message, "top_k"),
-        min_p=_optional(message, "min_p"),
-        seed=_optional(message, "seed"),
-        max_tokens=_optional(message, "max_tokens"),
-        min_tokens=_optional(message, "min_tokens"),
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
+        **chosen,
         ignore_eos=message.ignore_eos,
         include_stop_str_in_output=message.include_stop_str_in_output,
-        output_kind=int(output_kind),
-        unbuilt=unbuilt,
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        output_kind=int(message.output_kind),
     )
+
+
+def _structured_output(message: types_pb2.StructuredOutput) -> StructuredOutputSpec:
+    name = message.WhichOneof("constraint")
+    if name is None or (name == "json_object" and not message.json_object):
+        got = "none" if name is None else "json_object false"
+        raise InvalidRequestError(
+            f"structured_output must be exactly one of {', '.join(_KINDS)}, got {got}", field="structured_output"
+        )
+    if name == "json_object":
+        spec = ""
+    elif name == "choice":
+        spec = json.dumps(list(message.choice.choices), ensure_ascii=False)
+    else:
+        spec = getattr(message, name)
+    return StructuredOutputSpec(_KINDS[name], spec)
 
 
 def _optional(message: Any, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
-def _unbuilt(
-    message: Any, neutral: dict[str, Any], optional: Sequence[str], repeated: Sequence[str]
-) -> tuple[str, ...]:
-    """The names of fields that ask for what is not built yet."""
-    names = [name for name, value in neutral.items() if message.HasField(name) and getattr(message, name) != value]
-    names += [name for name in optional if message.HasField(name)]
-    names += [name for name in repeated if len(getattr(message, name))]
-    return tuple(names)
-
-
-# --- outputs ----------------------------------------------------------------------------------------------------------
-
-
-def generate_response(output: RequestOutput, request_id: str) -> inference_pb2.GenerateResponse:
-    """What is new of an output of Generate."""
-    response = inference_pb2.GenerateResponse(request_id=request_id, text=output.text, token_ids=output.token_ids)
-    if output.finish_reason is not None or output.prompt_token_ids:
-        _add_rare(response, output)
-    return response
-
-
-def chat_response(output: RequestOutput, request_id: str) -> inference_pb2.ChatResponse:
-    """What is new of an output of Chat."""
-    response = inference_pb2.ChatResponse(request_id=request_id, text=output.text, token_ids=output.token_ids)
-    if output.finish_reason is not None or output.prompt_token_ids:
-        _add_rare(response, output)
-    return response
-
-
-def _add_rare(response: Any, output: RequestOutput) -> None:
-    """What only first and last messages have."""
-    response.prompt_token_ids.extend(output.prompt_token_ids)
-    if output.finish_reason is None:
-        return
-    response.finish_reason = int(output.finish_reason)
-    if isinstance(output.stop_reason, str):
-        response.stop_reason.text = output.stop_reason
-    elif output.stop_reason is not None:
-        response.stop_reason.token_id = output.stop_reason
-    usage, timings = output.usage, output.timings
-    if usage is not None:
-        response.usage.prompt_tokens = usage.prompt_tokens
-        response.usage.cached_tokens = usage.cached_tokens
-        response.usage.completion_tokens = usage.completion_tokens
-    if timings is not None:
-        response.timings.queue_seconds = timings.queue_seconds
-        response.timings.prefill_seconds = timings.prefill_seconds
-        response.timings.decode_seconds = timings.decode_seconds
-        response.timings.time_to_first_token_seconds = timings.time_to_first_token_seconds
-        response.timings.e2e_seconds = timings.e2e_seconds
-        response.timings.num_preemptions = timings.num_preemptions
-
-
 # --- the other calls --------------------------------------------------------------------------------------------------
+
+
+def embed_response(output: EmbeddingOutput) -> inference_pb2.EmbedResponse:
+    """Vectors of texts."""
+    usage = output.usage
+    return inference_pb2.EmbedResponse(
+        embeddings=[inference_pb2.Embedding(values=values) for values in output.embeddings],
+        usage=types_pb2.Usage(prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens),
+    )
 
 
 def tokenize_response(

@@ -1,6 +1,8 @@
 """The two gRPC servers of a frontend: the public port for applications, the admin port for operators."""
 
+from frontend_svc.api_keys import ApiKeys
 from frontend_svc.service.admin_servicer import AdminServicer
+from frontend_svc.service.authorization import ApiKeyInterceptor
 from frontend_svc.service.servicer import InferenceServicer
 from shared.rpc.options import public_server_options
 from shared.rpc.raw import raw_handlers
@@ -13,14 +15,15 @@ INFERENCE_SERVICE = _INFERENCE.full_name
 ADMIN_SERVICE = _ADMIN.full_name
 
 
-async def start_inference(host: str, port: int, servicer: InferenceServicer) -> RpcServer:
-    """Serves applications. Raises StartupError when the port cannot be had."""
+async def start_inference(host: str, port: int, servicer: InferenceServicer, keys: ApiKeys | None = None) -> RpcServer:
+    """Serves applications, with `keys` only those that have one. Raises StartupError when the port cannot be had."""
     return await start_server(
         host,
         port,
         handlers=[raw_handlers(_INFERENCE, servicer)],
         services=[INFERENCE_SERVICE],
         options=public_server_options(),
+        interceptors=[] if keys is None else [ApiKeyInterceptor(keys)],
     )
 
 

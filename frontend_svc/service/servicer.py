@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend_svc.active_request import ActiveRequests
+from frontend_svc.embedding import EmbeddingJourney
 from frontend_svc.journey import Journey
 from frontend_svc.metrics import FrontendMetrics
 from frontend_svc.prompts import Prompts
@@ -18,15 +19,16 @@ from frontend_svc.service.calls import Context, GrpcCall, counted, counted_strea
 from frontend_svc.service.convert import (
     chat_messages,
     chat_request,
-    chat_response,
-    generate_response,
+    embed_response,
+    embedding_request,
     generation_request,
     models_response,
     tokenize_response,
 )
+from frontend_svc.service.convert_outputs import chat_response, generate_response
 from frontend_svc.text.tokenizer import Tokenizer
 from frontend_svc.validation import validate_messages, validate_model, validate_text, validate_token_ids
-from shared.errors import InvalidRequestError, UnavailableError, UnimplementedError
+from shared.errors import InvalidRequestError, UnavailableError
 from takt.v1 import inference_pb2
 
 
@@ -39,6 +41,7 @@ class Services:
     engines: EngineTable
     requests: ActiveRequests
     journey: Journey
+    embeddings: EmbeddingJourney
     metrics: FrontendMetrics
     model_names: tuple[str, ...]
     model_root: str
@@ -82,7 +85,7 @@ class InferenceServicer:
             case "conversation":
                 messages = chat_messages(request.conversation.messages)
                 validate_messages(messages, services.max_prompt_bytes)
-                token_ids = await services.prompts.tokenize_chat(messages)
+                token_ids = (await services.prompts.tokenize_chat(messages)).token_ids
             case _:
                 raise InvalidRequestError("input must be set to text or conversation, got none", field="input")
         tokens = [services.tokenizer.token_text(token_id) for token_id in token_ids] if request.return_tokens else []
@@ -113,9 +116,10 @@ class InferenceServicer:
         return inference_pb2.AbortResponse(found=self._services.requests.abort(request.request_id))
 
     @counted
-    async def Embed(self, _request: Any, _context: Context) -> Any:  # noqa: N802 - gRPC's name
-        """Is not built yet."""
-        raise UnimplementedError("Embed is not built yet")
+    async def Embed(self, request: Any, context: Context) -> Any:  # noqa: N802 - gRPC's name
+        """Turns texts into vectors."""
+        embedding = embedding_request(request, _new_request_id())
+        return embed_response(await self._services.embeddings.embed(embedding, GrpcCall(context)))
 
     def _max_model_len(self) -> int:
         try:

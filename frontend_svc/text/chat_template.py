@@ -5,9 +5,10 @@ the messages, and within limits of time and size.
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -22,14 +23,48 @@ from shared.errors import InvalidRequestError, StartupError
 
 MAX_RENDERED_CHARACTERS = 16 << 20
 MAX_RENDER_SECONDS = 30.0
+# Templates that take a message's content as a list of parts loop over it.
+_LOOPS_OVER_PARTS = re.compile(r"for\s+\w+\s+in\s+\w+(\.content|\[['\"]content['\"]\])")
+# Variables that requests must not set by another name.
+_OWN_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function, or more of one: `arguments` is JSON text, or the next piece of it."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation."""
+    """One turn of a conversation. `parts` are texts in place of `content`."""
 
     role: str
-    content: str
+    content: str = ""
+    parts: tuple[str, ...] = ()
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    reasoning: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that is said, parts joined by line breaks."""
+        return "\n".join(self.parts) if self.parts else self.content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderOptions:
+    """How a conversation is rendered. `tools` are function objects; `variables` are more of the template's own."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -106,17 +141,46 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise StartupError(f"the chat template cannot be read: {error.message}{line}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        self._takes_parts = _LOOPS_OVER_PARTS.search(source) is not None
+        self._reserved = _OWN_VARIABLES.union(special_tokens, self._template.environment.globals)
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt, the assistant's turn opened. Raises InvalidRequestError when the template fails on `messages`."""
-        variables: dict[str, Any] = {
-            **self._special_tokens,
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": True,
-        }
+    def render(self, messages: Sequence[ChatMessage], options: RenderOptions = RenderOptions()) -> str:
+        """The prompt. Raises InvalidRequestError when the template fails on what it is given."""
+        for name in options.variables:
+            if name in self._reserved or not name.isidentifier() or name.startswith("_"):
+                message = f"chat_template_kwargs must not set {name[:80]!r}, which is not the request's to set"
+                raise InvalidRequestError(message, field="chat_template_kwargs")
+        rendered = self._render(
+            {
+                "documents": None,
+                **options.variables,
+                **self._special_tokens,
+                "messages": [self._as_variable(message) for message in messages],
+                "tools": list(options.tools) or None,
+                "add_generation_prompt": options.add_generation_prompt,
+            }
+        )
+        return _cut_behind(rendered, messages[-1].text) if options.continue_final_message else rendered
+
+    def _as_variable(self, message: ChatMessage) -> dict[str, Any]:
+        """A message as templates know it; what is not set is not there."""
+        variable: dict[str, Any] = {"role": message.role, "content": message.text}
+        if self._takes_parts and message.parts:
+            variable["content"] = [{"type": "text", "text": part} for part in message.parts]
+        if message.name:
+            variable["name"] = message.name
+        if message.tool_call_id:
+            variable["tool_call_id"] = message.tool_call_id
+        if message.reasoning:
+            # Both names are in use.
+            variable["reasoning_content"] = variable["reasoning"] = message.reasoning
+        if message.tool_calls:
+            variable["tool_calls"] = [_call_as_variable(call) for call in message.tool_calls]
+        return variable
+
+    def _render(self, variables: dict[str, Any]) -> str:
         try:
             return self._join(variables)
         except TemplateRefusedError as error:
@@ -145,3 +209,23 @@ class ChatTemplate:
                 message = f"messages must render within {MAX_RENDER_SECONDS:g} s"
                 raise InvalidRequestError(message, field="messages")
         return "".join(pieces)
+
+
+def _call_as_variable(call: ToolCall) -> dict[str, Any]:
+    """Templates write arguments as JSON themselves, so they get the value."""
+    try:
+        arguments: Any = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _cut_behind(rendered: str, text: str) -> str:
+    """The prompt up to the end of its final message, so that the model goes on with it."""
+    start = rendered.rfind(text.strip())
+    if start < 0:
+        message = "continue_final_message must be false for this chat template: it changes the final message"
+        raise InvalidRequestError(message, field="continue_final_message")
+    # Space behind the text stays where the template kept it.
+    kept = text.lstrip() if rendered.startswith(text.lstrip(), start) else text.strip()
+    return rendered[: start + len(kept)]

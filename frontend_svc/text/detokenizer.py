@@ -2,11 +2,12 @@
 
 Bytes that may be the beginning of a character wait for the tokens that complete it; bytes that cannot be, and what is
 left at the end, become U+FFFD. The prompt serves as context for decoders in which a token's text depends on its
-predecessor, and never shows in the output. Special tokens and ids outside the vocabulary leave no text.
+predecessor, and never shows in the output. Ids outside the vocabulary leave no text; special tokens do if asked for.
 """
 
 import codecs
 from collections.abc import Sequence
+from enum import Enum
 from itertools import islice
 from typing import Protocol
 
@@ -23,6 +24,14 @@ MAX_PENDING_TOKENS = 8
 _UTF8_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
+class SpecialTokens(Enum):
+    """What special tokens leave in the text. JOINED ones have no space between them where decoders would put one."""
+
+    SKIPPED = 0
+    SHOWN = 1
+    JOINED = 2
+
+
 class Detokenizer(Protocol):
     """One output's text."""
 
@@ -33,11 +42,15 @@ class Detokenizer(Protocol):
         """The text of what still waited; nothing may be appended afterwards."""
 
 
-def make_detokenizer(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> Detokenizer:
+def make_detokenizer(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], special: SpecialTokens = SpecialTokens.SKIPPED
+) -> Detokenizer:
     """The exact one where tokens stand for bytes, else the library's stream."""
-    if tokenizer.token_bytes is not None:
-        return _ByteDetokenizer(tokenizer.token_bytes, prompt_token_ids)
-    return _StreamDetokenizer(tokenizer, prompt_token_ids)
+    table = tokenizer.token_bytes if special is SpecialTokens.SKIPPED else tokenizer.all_token_bytes
+    if table is not None:
+        # Joining bytes puts no spaces anywhere.
+        return _ByteDetokenizer(table, prompt_token_ids)
+    return _StreamDetokenizer(tokenizer, prompt_token_ids, special)
 
 
 class _ByteDetokenizer:
@@ -67,9 +80,12 @@ class _ByteDetokenizer:
 class _StreamDetokenizer:
     """Any other tokenizer: the library's stream, which gives None until a character is complete."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], special: SpecialTokens) -> None:
         self._backend = tokenizer.backend
         self._special = tokenizer.special_token_ids
+        self._skips = special is SpecialTokens.SKIPPED
+        self._joins = special is SpecialTokens.JOINED
+        self._is_behind_special = False
         # The tokens that came before the pending ones, as context for decoding them.
         visible = filter(self._is_visible, reversed(prompt_token_ids))
         self._context = self._clean_context(list(islice(visible, CONTEXT_TOKENS))[::-1])
@@ -79,10 +95,10 @@ class _StreamDetokenizer:
     def _is_visible(self, token_id: int) -> bool:
         # The library takes unsigned 32-bit numbers.
         is_known = 0 <= token_id < 1 << 32 and self._backend.id_to_token(token_id) is not None
-        return is_known and token_id not in self._special
+        return is_known and not (self._skips and token_id in self._special)
 
     def _decode(self, token_ids: list[int]) -> str:
-        text: str = self._backend.decode(token_ids, skip_special_tokens=True)
+        text: str = self._backend.decode(token_ids, skip_special_tokens=self._skips)
         return text
 
     def _clean_context(self, token_ids: list[int]) -> list[int]:
@@ -92,7 +108,7 @@ class _StreamDetokenizer:
         return token_ids
 
     def _new_stream(self) -> DecodeStream:
-        return DecodeStream(ids=self._context, skip_special_tokens=True)
+        return DecodeStream(ids=self._context, skip_special_tokens=self._skips)
 
     def append(self, token_ids: Sequence[int]) -> str:
         return "".join([self._append(index) for index in token_ids if self._is_visible(index)])
@@ -106,7 +122,12 @@ class _StreamDetokenizer:
         if text is None:
             return self._restart() if len(self._pending) > MAX_PENDING_TOKENS else ""
         self._context, self._pending = self._pending, []
-        return str(text)
+        return self._joined(token_id, str(text)) if self._joins else str(text)
+
+    def _joined(self, token_id: int, text: str) -> str:
+        """The text of a token, of a special one behind another its bare name."""
+        was_special, self._is_behind_special = self._is_behind_special, token_id in self._special
+        return self._backend.id_to_token(token_id) or "" if was_special and self._is_behind_special else text
 
     def _restart(self) -> str:
         """Gives out what waits, as it is, and begins a new stream behind it."""

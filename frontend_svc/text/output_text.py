@@ -6,7 +6,7 @@ Invariant: the deltas joined are the text of the output, cut at the stop string 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontend_svc.text.detokenizer import make_detokenizer
+from frontend_svc.text.detokenizer import SpecialTokens, make_detokenizer
 from frontend_svc.text.stop import StopMatch, StopMatcher
 from frontend_svc.text.tokenizer import Tokenizer
 
@@ -31,9 +31,10 @@ class OutputText:
         include_stop_str: bool,
         min_tokens: int,
         prompt_token_ids: Sequence[int],
+        special: SpecialTokens = SpecialTokens.SKIPPED,
     ) -> None:
         """A stop string counts when it completes in the text of a token behind the first `min_tokens`."""
-        self._detokenizer = make_detokenizer(tokenizer, prompt_token_ids)
+        self._detokenizer = make_detokenizer(tokenizer, prompt_token_ids, special)
         self._matcher = StopMatcher(stop, include_stop_str=include_stop_str) if stop else None
         self._min_tokens = min_tokens
         self._num_tokens = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from frontend_svc.text.chat_template import ChatMessage, ChatTemplate
+from frontend_svc.text.chat_template import ChatMessage, ChatTemplate, RenderOptions
 from frontend_svc.text.token_bytes import TokenBytes, read_spelling
 from shared.errors import InvalidRequestError, PreconditionError, StartupError
 
@@ -53,6 +53,9 @@ class Tokenizer:
         spelling = read_spelling(files.tokenizer)
         # None when tokens do not stand for bytes.
         self.token_bytes = None if spelling is None else TokenBytes(self.backend, spelling, self.special_token_ids)
+        # The same, in which special tokens stand for their names.
+        self.all_token_bytes = None if spelling is None else TokenBytes(self.backend, spelling, ())
+        self.generation_config = files.generation_config
         source = chat_template or files.chat_template
         self._template = None if source is None else ChatTemplate(source, _special_tokens(files.tokenizer_config))
 
@@ -91,18 +94,36 @@ class Tokenizer:
             message = f"token_ids must be in [0, {self.vocab_size}), got {token_id}"
             raise InvalidRequestError(message, field="token_ids")
 
-    def render_chat(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt of a conversation, the assistant's turn opened.
+    @property
+    def chat_template_source(self) -> str:
+        """The text of the chat template; empty when there is none."""
+        return "" if self._template is None else self._template.source
+
+    def render_chat(self, messages: Sequence[ChatMessage], options: RenderOptions | None = None) -> str:
+        """The prompt of a conversation, the assistant's turn opened unless `options` say otherwise.
 
         Raises PreconditionError without a template, InvalidRequestError when the template refuses the messages.
         """
         if self._template is None:
             raise PreconditionError("the model has no chat template; use Generate, or start with --chat-template")
-        return self._template.render(messages)
+        return self._template.render(messages, options or RenderOptions())
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Token ids of a rendered conversation; the template writes the special tokens itself."""
         return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+    def token_piece(self, token_id: int) -> tuple[str, bytes]:
+        """A single token's text and bytes, of a special token its name. Bytes that are no character become U+FFFD.
+
+        An id without a token has neither.
+        """
+        if self.all_token_bytes is not None:
+            data = self.all_token_bytes.join((token_id,))
+            return data.decode("utf-8", "replace"), data
+        if not 0 <= token_id < self.vocab_size:
+            return "", b""
+        text: str = self.backend.decode([token_id], skip_special_tokens=False)
+        return text, text.encode()
 
 
 def _first_line(error: Exception) -> str:

@@ -131,6 +131,16 @@ def generate_command(  # noqa: PLR0917 - a flag is a parameter
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    n: options.N = None,
+    logprobs: options.Logprobs = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    bad_words: options.BadWords = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    api_key: options.ApiKey = "",
     timeout: options.Timeout = None,
     json: options.Json = False,
 ) -> None:
@@ -144,10 +154,17 @@ def generate_command(  # noqa: PLR0917 - a flag is a parameter
         min_p=min_p,
         seed=seed,
         stop=stop,
+        n=n,
+        logprobs=logprobs,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        bad_words=bad_words,
+        structured_output=options.structured_output(json_schema=json_schema, regex=regex, choice=choice),
         timeout=timeout,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    with Client(address) as client, client.generate(text, **chosen) as stream:
+    with Client(address, api_key=api_key) as client, client.generate(text, **chosen) as stream:
         show_answer(stream, as_json=json)
 
 
@@ -164,6 +181,10 @@ def chat_command(  # noqa: PLR0917 - a flag is a parameter
     min_p: options.MinP = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    choice: options.Choice = None,
+    api_key: options.ApiKey = "",
     timeout: options.Timeout = None,
     json: options.Json = False,
 ) -> None:
@@ -177,9 +198,10 @@ def chat_command(  # noqa: PLR0917 - a flag is a parameter
         min_p=min_p,
         seed=seed,
         stop=stop,
+        structured_output=options.structured_output(json_schema=json_schema, regex=regex, choice=choice),
         timeout=timeout,
     )
-    with Client(address) as client:
+    with Client(address, api_key=api_key) as client:
         if message is None:
             converse(client, system, chosen, as_json=json)
             return
@@ -195,11 +217,12 @@ def tokenize_command(
     address: options.Address = DEFAULT_ADDRESS,
     model: options.ModelName = "",
     special: Annotated[bool, typer.Option(help="Add the special tokens that the tokenizer adds.")] = True,
+    api_key: options.ApiKey = "",
     json: options.Json = False,
 ) -> None:
     """Show the tokens of a text."""
     text = sys.stdin.read() if text == "-" else text
-    with Client(address) as client:
+    with Client(address, api_key=api_key) as client:
         tokens = client.tokenize(text, model=model, add_special_tokens=special, return_tokens=True)
     if json:
         print_json(tokens)
@@ -207,6 +230,23 @@ def tokenize_command(
     for token_id, token in zip(tokens.token_ids, tokens.tokens, strict=True):
         print_answer(f"{token_id:>8}  {token}\n")
     note(f"{len(tokens.token_ids)} tokens")
+
+
+@app.command("embed")
+def embed_command(
+    texts: Annotated[list[str], typer.Argument(help="The texts.")],
+    address: options.Address = DEFAULT_ADDRESS,
+    model: options.ModelName = "",
+    pooling: Annotated[str, typer.Option(help="last or mean.")] = "last",
+    normalize: Annotated[bool, typer.Option(help="Scale each vector to length 1.")] = True,
+    api_key: options.ApiKey = "",
+) -> None:
+    """Turn texts into vectors, one JSON list a line."""
+    with Client(address, api_key=api_key) as client:
+        embeddings = client.embed(texts, model=model, pooling=pooling, normalize=normalize)
+    for vector in embeddings.vectors:
+        print_json(list(vector))
+    note(f"{embeddings.usage.prompt_tokens} prompt tokens")
 
 
 @app.command("load")
@@ -242,9 +282,11 @@ def pull_command(context: typer.Context) -> None:
 
 
 @model_app.command("list")
-def model_list_command(address: options.Address = DEFAULT_ADDRESS, json: options.Json = False) -> None:
+def model_list_command(
+    address: options.Address = DEFAULT_ADDRESS, api_key: options.ApiKey = "", json: options.Json = False
+) -> None:
     """List the models that a frontend serves."""
-    with Client(address) as client:
+    with Client(address, api_key=api_key) as client:
         models = client.list_models()
     if json:
         for model in models:

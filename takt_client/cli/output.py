@@ -14,12 +14,12 @@ notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Prints a value, dataclasses included, as one line of JSON; keys without a value are left out."""
+    """Prints a value, dataclasses included, as one line of JSON; keys without a value are left out. Bytes are lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
         value = {key: item for key, item in value.items() if item is not None and item != ()}
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=list) + "\n")
     sys.stdout.flush()
 
 
@@ -28,9 +28,9 @@ def print_answer(text: str, end: str = "") -> None:
     answers.print(Text(text), end=end)
 
 
-def note(text: str, style: str = "dim") -> None:
+def note(text: str, style: str = "dim", end: str = "\n") -> None:
     """Tells the user something beside the answer."""
-    notes.print(Text(text, style=style))
+    notes.print(Text(text, style=style), end=end)
 
 
 class CommandError(Exception):

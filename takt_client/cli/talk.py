@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from takt_client.cli.output import answers, note, print_answer, print_json
 from takt_client.client import Client
-from takt_client.types import Chunk, GenerateOptions, Usage
+from takt_client.types import Chunk, GenerateOptions, TokenLogprobs, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ def stream_answer(stream: Iterable[Chunk], show: Callable[[Chunk], None]) -> Sum
             count += len(chunk.token_ids)
             if first is None:
                 first, first_count = last, count
-        text.append(chunk.text)
+        if chunk.index == 0:
+            text.append(chunk.text)
         show(chunk)
         end = chunk if chunk.finish_reason is not None else end
     rate = (count - first_count) / (last - first) if first is not None and last > first else None
@@ -68,10 +69,31 @@ def show_answer(stream: Iterable[Chunk], *, as_json: bool) -> Summary:
         summary = stream_answer(stream, print_json)
         print_json({"summary": dataclasses.asdict(summary)})
         return summary
-    summary = stream_answer(stream, lambda chunk: print_answer(chunk.text))
+    others: dict[int, str] = {}
+
+    def show(chunk: Chunk) -> None:
+        if chunk.index:
+            others[chunk.index] = others.get(chunk.index, "") + chunk.text
+            return
+        if chunk.reasoning:
+            note(chunk.reasoning, end="")
+        print_answer(chunk.text)
+        for position in chunk.logprobs:
+            note(_logprob_line(position))
+
+    summary = stream_answer(stream, show)
     print_answer("\n")
+    for index, text in sorted(others.items()):
+        note(f"output {index}:")
+        print_answer(text + "\n")
     note(summary.line())
     return summary
+
+
+def _logprob_line(position: TokenLogprobs) -> str:
+    """A token, its log-probability and the likely ones."""
+    entries = [position.token, *position.candidates] if position.token is not None else position.candidates
+    return "  ".join(f"{entry.text!r} {entry.logprob:.3f}" for entry in entries)
 
 
 def converse(client: Client, system: str, options: GenerateOptions, *, as_json: bool) -> None:

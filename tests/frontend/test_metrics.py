@@ -148,7 +148,7 @@ async def test_refused_calls_are_counted_by_code_and_touch_nothing_else(pair):
     count = frontend.metric
     assert count("takt_frontend_requests_total", method="Generate", code="INVALID_ARGUMENT") == 1
     assert count("takt_frontend_requests_total", method="Generate", code="NOT_FOUND") == 1
-    assert count("takt_frontend_requests_total", method="Embed", code="UNIMPLEMENTED") == 1
+    assert count("takt_frontend_requests_total", method="Embed", code="INVALID_ARGUMENT") == 1
     assert sum(ends(frontend).values()) == 0
 
 

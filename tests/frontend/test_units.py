@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from frontend_svc.collector import EngineLostError, OutputCollector
+from frontend_svc.collector import EngineLostError, OutputCollector, Taken
 from frontend_svc.config import FrontendConfig
 from frontend_svc.routing.balancer import Candidate, pick
 from frontend_svc.routing.convert import encode_request
@@ -72,7 +72,7 @@ async def test_unread_tokens_are_merged_and_the_end_comes_with_them():
     collector.on_token(1)
     collector.on_tokens([2, 3])
     collector.on_finished(finished())
-    assert await collector.take() == ([1, 2, 3], finished())
+    assert await collector.take() == Taken([1, 2, 3], finished())
 
 
 async def test_the_first_end_counts_and_tokens_come_before_an_error():
@@ -81,7 +81,7 @@ async def test_the_first_end_counts_and_tokens_come_before_an_error():
     collector.fail(DeadlineExceededError("late"))
     collector.on_finished(finished())
     collector.on_lost(EngineLoss("a:1", "gone", crashed=True, drained=False))
-    assert await collector.take() == ([1], None)
+    assert await collector.take() == Taken([1])
     with pytest.raises(DeadlineExceededError):
         await collector.take()
 
@@ -91,7 +91,7 @@ async def test_a_waiting_reader_is_woken_by_each_kind_of_news():
     taking = asyncio.create_task(collector.take())
     await asyncio.sleep(0)
     collector.on_token(7)
-    assert await taking == ([7], None)
+    assert await taking == Taken([7])
     taking = asyncio.create_task(collector.take())
     await asyncio.sleep(0)
     collector.on_lost(EngineLoss("a:1", "gone", crashed=True, drained=False))
@@ -106,7 +106,7 @@ async def test_too_many_unread_tokens_are_reported():
     assert not reports
     collector.on_token(4)
     assert reports
-    assert (await collector.take())[0] == [1, 2, 3, 4]
+    assert (await collector.take()).token_ids == [1, 2, 3, 4]
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------

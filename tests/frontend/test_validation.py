@@ -66,25 +66,6 @@ BAD = {
     "request id": ("a", {"request_id": "x" * 257}, INVALID, "request_id must be at most 256 bytes, got 257 bytes"),
     "request id for logs": ("a", {"request_id": "a\nb"}, INVALID, r"request_id must be printable, got 'a\nb'"),
     "salt": ("a", {"cache_salt": "x" * 1025}, INVALID, "cache_salt must be at most 1024 bytes, got 1025 bytes"),
-    "n": ("a", {"n": 2}, UNIMPLEMENTED, "n is not built yet"),
-    "presence": ("a", {"presence_penalty": 0.5}, UNIMPLEMENTED, "presence_penalty is not built yet"),
-    "frequency": ("a", {"frequency_penalty": 0.5}, UNIMPLEMENTED, "frequency_penalty is not built yet"),
-    "repetition": ("a", {"repetition_penalty": 1.5}, UNIMPLEMENTED, "repetition_penalty is not built yet"),
-    "bias": ("a", {"logit_bias": [types_pb2.LogitBias(token_id=1)]}, UNIMPLEMENTED, "logit_bias is not built yet"),
-    "bad words": ("a", {"bad_words": ["x"]}, UNIMPLEMENTED, "bad_words is not built yet"),
-    "allowed": ("a", {"allowed_token_ids": [1]}, UNIMPLEMENTED, "allowed_token_ids is not built yet"),
-    "logprobs": ("a", {"logprobs": 0}, UNIMPLEMENTED, "logprobs is not built yet"),
-    "prompt logprobs": ("a", {"prompt_logprobs": 1}, UNIMPLEMENTED, "prompt_logprobs is not built yet"),
-    "logprob ids": ("a", {"logprob_token_ids": [1]}, UNIMPLEMENTED, "logprob_token_ids is not built yet"),
-    "loops": ("a", {"repetition_detection": types_pb2.RepetitionDetection()}, UNIMPLEMENTED, "repetition_detection"),
-    "grammar": ("a", {"structured_output": types_pb2.StructuredOutput()}, UNIMPLEMENTED, "structured_output is not"),
-    "special": ("a", {"skip_special_tokens": False}, UNIMPLEMENTED, "skip_special_tokens is not built yet"),
-    "spaces": ("a", {"spaces_between_special_tokens": False}, UNIMPLEMENTED, "spaces_between_special_tokens is not"),
-    "detokenize": ("a", {"detokenize": False}, UNIMPLEMENTED, "detokenize is not built yet"),
-    "cumulative": ("a", {"output_kind": 2}, UNIMPLEMENTED, "output_kind is not built yet"),
-    "interval": ("a", {"stream_interval": 2}, UNIMPLEMENTED, "stream_interval is not built yet"),
-    "truncate": ("a", {"truncate_prompt_tokens": 2}, UNIMPLEMENTED, "truncate_prompt_tokens is not built yet"),
-    "skip reading": ("a", {"skip_reading_prefix_cache": True}, UNIMPLEMENTED, "skip_reading_prefix_cache is not"),
     "lora": ("a", {"lora_name": "x"}, UNIMPLEMENTED, "lora_name is not built yet"),
 }  # fmt: skip
 
@@ -172,7 +153,11 @@ async def test_other_calls_check_their_input_too(frontend):
         (stub.Tokenize(inference_pb2.TokenizeRequest(text="a", model="x")), NOT_FOUND, "model must be one of tiny"),
         (stub.Tokenize(inference_pb2.TokenizeRequest(text="x" * 10_001)), INVALID, "text must be at most 10000 bytes"),
         (stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[259])), INVALID, "in [0, 259), got 259"),
-        (stub.Embed(inference_pb2.EmbedRequest(texts=["a"])), UNIMPLEMENTED, "Embed is not built yet"),
+        (stub.Embed(inference_pb2.EmbedRequest()), INVALID, "texts must be 1 to 2048 texts, got 0 texts"),
+        (stub.Embed(inference_pb2.EmbedRequest(texts=["a", ""])), INVALID, "texts[1] must be at least 1 byte long"),
+        (stub.Embed(inference_pb2.EmbedRequest(texts=["a"], pooling="max")), INVALID, "pooling must be last or mean"),
+        (stub.Embed(inference_pb2.EmbedRequest(texts=["a"], model="x")), NOT_FOUND, "model must be one of tiny"),
+        (stub.Embed(inference_pb2.EmbedRequest(texts=["x" * 256])), INVALID, "texts[0] must be shorter than"),
     ]
     for call, code, text in cases:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -182,6 +167,13 @@ async def test_other_calls_check_their_input_too(frontend):
         assert error_info(failure.value).domain == "takt"
 
 
+TOOL = '{"name": "f", "parameters": {"type": "object"}}'
+
+
+def user(**fields):
+    return {"messages": [inference_pb2.ChatMessage(role="user", content="a")], **fields}
+
+
 CHAT_BAD = {
     "none": ({}, INVALID, "messages must be 1 to 4096 messages, got 0 messages"),
     "role": (
@@ -189,15 +181,61 @@ CHAT_BAD = {
         INVALID,
         "messages[0].role must be 1 to 64 bytes, got 0 bytes",
     ),
-    "tools": (
-        {"messages": [inference_pb2.ChatMessage(role="user", content="a")], "tools": ["{}"]},
-        UNIMPLEMENTED,
-        "tools is not built yet",
+    "tools": (user(tools=["{"]), INVALID, "tools[0] must be JSON"),
+    "tool that is no object": (user(tools=["[]"]), INVALID, "tools[0] must be a JSON object, got a list"),
+    "tool without a name": (user(tools=["{}"]), INVALID, "tools[0].name must be 1 to 64 letters"),
+    "tool twice": (user(tools=[TOOL, TOOL]), INVALID, "tools[1].name must be unique, got f"),
+    "parameters": (
+        user(tools=['{"name": "f", "parameters": 3}']),
+        INVALID,
+        "tools[0].parameters must be a JSON object",
     ),
-    "continue": (
-        {"messages": [inference_pb2.ChatMessage(role="user", content="a")], "continue_final_message": True},
-        UNIMPLEMENTED,
-        "continue_final_message is not built yet",
+    "choice without tools": (user(tool_choice="auto"), INVALID, "tool_choice must be none without tools, got auto"),
+    "unknown choice": (
+        user(tools=[TOOL], tool_choice="g"),
+        INVALID,
+        "tool_choice must be none, auto, required or the name of a tool, got g",
+    ),
+    "two constraints": (
+        user(
+            tools=[TOOL],
+            tool_choice="required",
+            sampling=types_pb2.SamplingParams(structured_output=types_pb2.StructuredOutput(regex="a")),
+        ),
+        INVALID,
+        "structured_output must be unset with tool_choice required",
+    ),
+    "deep tool": (user(tools=["[" * 65 + "]" * 65]), INVALID, "tools[0] must be nested at most 64 deep, got 65"),
+    "kwargs": (user(chat_template_kwargs="3"), INVALID, "chat_template_kwargs must be a JSON object, got a int"),
+    "reserved kwargs": (
+        user(chat_template_kwargs='{"messages": []}'),
+        INVALID,
+        "chat_template_kwargs must not set 'messages'",
+    ),
+    "special kwargs": (user(chat_template_kwargs='{"bos_token": ""}'), INVALID, "must not set 'bos_token'"),
+    "continue and open": (
+        user(continue_final_message=True, add_generation_prompt=True),
+        INVALID,
+        "add_generation_prompt must be false with continue_final_message",
+    ),
+    "continue nothing": (
+        {"messages": [inference_pb2.ChatMessage(role="assistant")], "continue_final_message": True},
+        INVALID,
+        "continue_final_message must be false for an empty message",
+    ),
+    "parts and content": (
+        {
+            "messages": [
+                inference_pb2.ChatMessage(role="user", content="a", parts=[inference_pb2.ContentPart(text="b")])
+            ]
+        },
+        INVALID,
+        "messages[0].parts must be unset when content is set",
+    ),
+    "empty part": (
+        {"messages": [inference_pb2.ChatMessage(role="user", parts=[inference_pb2.ContentPart()])]},
+        INVALID,
+        "messages[0].parts[0] must be text",
     ),
 }
 

@@ -102,6 +102,10 @@ class FrontendInProcess:
         """A Generate from start to end."""
         return await asyncio.wait_for(collect(self.generate(prompt, **fields)), WAIT_SECONDS)
 
+    async def answer_ids(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return list((await self.stub.Tokenize(inference_pb2.TokenizeRequest(text=text))).token_ids)
+
     async def wait_ready(self, count: int = 1) -> None:
         """Waits until so many engines take requests."""
         await self.until(lambda: len(self.frontend.engines.ready) == count)

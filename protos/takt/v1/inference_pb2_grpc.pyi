@@ -50,7 +50,7 @@ class InferenceServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
     """Aborts a request of this frontend by its id. Requests of other frontends are not reached."""
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
-    """Turns texts into vectors. Not built yet."""
+    """Turns texts into vectors: all of them, or none."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -74,7 +74,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
     """Aborts a request of this frontend by its id. Requests of other frontends are not reached."""
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Turns texts into vectors. Not built yet."""
+    """Turns texts into vectors: all of them, or none."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with a large language model.
@@ -137,6 +137,6 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
-        """Turns texts into vectors. Not built yet."""
+        """Turns texts into vectors: all of them, or none."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

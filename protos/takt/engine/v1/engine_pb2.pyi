@@ -154,16 +154,18 @@ class WorldSizes(_message.Message):
     def __init__(self, tensor_parallel: _Optional[int] = ..., pipeline_parallel: _Optional[int] = ..., data_parallel: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_stop_token_ids", "max_message_bytes")
+    __slots__ = ("max_num_seqs", "max_num_batched_tokens", "max_stop_token_ids", "max_message_bytes", "max_logprobs")
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_num_seqs: int
     max_num_batched_tokens: int
     max_stop_token_ids: int
     max_message_bytes: int
-    def __init__(self, max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+    max_logprobs: int
+    def __init__(self, max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_logprobs: _Optional[int] = ...) -> None: ...
 
 class NumericsFingerprint(_message.Message):
     __slots__ = ("weights_digest", "dtype", "op_set", "instruction_set", "batch_invariant")
@@ -396,7 +398,7 @@ class EngineError(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("step", "handles", "num_tokens", "token_ids", "first_scheduled", "finished", "load")
+    __slots__ = ("step", "handles", "num_tokens", "token_ids", "first_scheduled", "finished", "load", "logprobs", "prompt_logprobs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -404,6 +406,8 @@ class StepOutputs(_message.Message):
     FIRST_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     step: int
     handles: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -411,7 +415,25 @@ class StepOutputs(_message.Message):
     first_scheduled: _containers.RepeatedCompositeFieldContainer[FirstScheduled]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     load: EngineLoad
-    def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., first_scheduled: _Optional[_Iterable[_Union[FirstScheduled, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ...) -> None: ...
+    logprobs: LogprobsTable
+    prompt_logprobs: LogprobsTable
+    def __init__(self, step: _Optional[int] = ..., handles: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., first_scheduled: _Optional[_Iterable[_Union[FirstScheduled, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., logprobs: _Optional[_Union[LogprobsTable, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[LogprobsTable, _Mapping]] = ...) -> None: ...
+
+class LogprobsTable(_message.Message):
+    __slots__ = ("handles", "num_tokens", "widths", "token_ids", "logprobs", "ranks")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    widths: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., widths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FirstScheduled(_message.Message):
     __slots__ = ("handle", "num_cached_tokens", "queue_us")
@@ -424,7 +446,7 @@ class FirstScheduled(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., queue_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("handle", "reason", "stop_token_id", "abort_cause", "error", "queue_us", "prefill_us", "decode_us", "num_preemptions", "num_cached_tokens")
+    __slots__ = ("handle", "reason", "stop_token_id", "abort_cause", "error", "queue_us", "prefill_us", "decode_us", "num_preemptions", "num_cached_tokens", "embedding")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -435,6 +457,7 @@ class Finished(_message.Message):
     DECODE_US_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     handle: int
     reason: FinishReason
     stop_token_id: int
@@ -445,7 +468,8 @@ class Finished(_message.Message):
     decode_us: int
     num_preemptions: int
     num_cached_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., abort_cause: _Optional[_Union[AbortCause, str]] = ..., error: _Optional[_Union[EngineError, _Mapping]] = ..., queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    embedding: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., abort_cause: _Optional[_Union[AbortCause, str]] = ..., error: _Optional[_Union[EngineError, _Mapping]] = ..., queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., embedding: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("num_running", "num_waiting", "kv_cache_usage", "step_counter", "in_step_ms", "num_waiting_tokens")

@@ -53,6 +53,10 @@ class Prompts:
         size = sum(len(message.content) for message in messages)
         return await self._run(size, lambda: self._tokenizer.encode_chat(messages))
 
+    async def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return await self._run(4 * len(token_ids), lambda: [self._tokenizer.token_text(index) for index in token_ids])
+
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""
         size = 4 * len(token_ids)

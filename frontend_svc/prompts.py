@@ -74,6 +74,10 @@ class Prompts:
         token_ids = self._tokenizer.encode(rendered, add_special_tokens=False)
         return Prompt(token_ids, leaves_reasoning_open(rendered, continued))
 
+    async def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        return await self._run(4 * len(token_ids), lambda: [self._tokenizer.token_text(index) for index in token_ids])
+
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""
         size = 4 * len(token_ids)

@@ -88,7 +88,7 @@ class InferenceServicer:
                 token_ids = (await services.prompts.tokenize_chat(messages)).token_ids
             case _:
                 raise InvalidRequestError("input must be set to text or conversation, got none", field="input")
-        tokens = [services.tokenizer.token_text(token_id) for token_id in token_ids] if request.return_tokens else []
+        tokens = await services.prompts.spell(token_ids) if request.return_tokens else []
         return tokenize_response(token_ids, tokens, self._max_model_len())
 
     @counted

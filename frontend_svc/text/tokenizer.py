@@ -73,16 +73,20 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; the GIL is free meanwhile."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of a text; the GIL is free meanwhile, which the library grants to batches alone."""
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError for an unknown id."""
+        """The text of token ids; invalid UTF-8 becomes U+FFFD. Raises InvalidRequestError for an unknown id.
+
+        The GIL is free meanwhile.
+        """
         for index in token_ids:
             self._check(index)
-        text: str = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        (text,) = self.backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it. Raises InvalidRequestError for an unknown id."""

@@ -2,7 +2,8 @@
 
 gRPC's own deserialiser ends a call, or a whole stream, with UNKNOWN on one bad message, and tells clients the text of
 any exception. Here bad bytes are INVALID_ARGUMENT naming the message, a TaktError is its status, and anything else is
-INTERNAL with an id that leads to the traceback in the log. UNKNOWN is never sent; cancellation passes through.
+INTERNAL with an id that leads to the traceback in the log. A response that is too large for its client is
+RESOURCE_EXHAUSTED. UNKNOWN is never sent; cancellation passes through.
 """
 
 import asyncio
@@ -18,8 +19,9 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from shared.errors import InternalError, InvalidRequestError, TaktError
-from shared.rpc.status import abort_with
+from shared.errors import InternalError, InvalidRequestError, OverloadedError, TaktError
+from shared.rpc.options import PUBLIC_MAX_SEND_BYTES
+from shared.rpc.status import RESPONSE_TOO_LARGE, abort_with
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,15 @@ def parse(message_class: type[Message], data: bytes) -> Any:
     return message
 
 
+def _encode(response: Message) -> bytes:
+    """The bytes of a response; over its limit gRPC itself would log a traceback."""
+    data = response.SerializeToString()
+    if len(data) > PUBLIC_MAX_SEND_BYTES:
+        message = f"the response must be at most {PUBLIC_MAX_SEND_BYTES} bytes, got {len(data)}; ask for less"
+        raise OverloadedError(message, reason=RESPONSE_TOO_LARGE)
+    return data
+
+
 def _handler(method: MethodDescriptor, behaviour: Any) -> "grpc.RpcMethodHandler[bytes, bytes]":
     if method.client_streaming and method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(_bidi(method, behaviour))
@@ -74,7 +85,7 @@ def _unary_unary(method: MethodDescriptor, request_class: type[Message], behavio
     async def call(data: bytes, context: Context) -> bytes:
         try:
             response = await behaviour(parse(request_class, data), context)
-            return response.SerializeToString()
+            return _encode(response)
         except BaseException as error:  # noqa: BLE001 - every error becomes a status or passes on
             await _fail(method, context, error)
 
@@ -87,7 +98,7 @@ def _unary_stream(method: MethodDescriptor, request_class: type[Message], behavi
             # A client that leaves must close the inner generator now, not when it is collected.
             async with aclosing(behaviour(parse(request_class, data), context)) as responses:  # type: ignore[type-var]
                 async for response in responses:
-                    yield response.SerializeToString()
+                    yield _encode(response)
         except BaseException as error:  # noqa: BLE001 - every error becomes a status or passes on
             await _fail(method, context, error)
 

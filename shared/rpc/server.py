@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
 
 from shared.errors import StartupError
 from shared.rpc.health import Health
 from shared.rpc.options import Options
 from shared.rpc.raw import raw_handlers
+from shared.rpc.reflection import REFLECTION_SERVICE, Reflection
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -68,7 +68,8 @@ async def start_server(
     health = Health(names)
     health_handlers = raw_handlers(health_pb2.DESCRIPTOR.services_by_name["Health"], health)
     server.add_generic_rpc_handlers((*handlers, health_handlers))
-    reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
+    reflected = Reflection([*names, HEALTH_SERVICE, REFLECTION_SERVICE.full_name])
+    server.add_generic_rpc_handlers((raw_handlers(REFLECTION_SERVICE, reflected),))
     try:
         bound = server.add_insecure_port(join_address(host, port))
     except RuntimeError:

@@ -19,6 +19,8 @@ MAX_MESSAGE_BYTES = 1_024
 MAX_DETAIL_BYTES = 256
 MAX_METADATA_ENTRIES = 8
 RETRY_DELAY_SECONDS = 1
+# The one overload that a later try does not help.
+RESPONSE_TOO_LARGE = "RESPONSE_TOO_LARGE"
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -45,7 +47,7 @@ def to_status(error: TaktError) -> status_pb2.Status:
             field=_cut(error.field, MAX_DETAIL_BYTES), description=_cut(error.message, MAX_DETAIL_BYTES)
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, OverloadedError | UnavailableError):
+    if isinstance(error, OverloadedError | UnavailableError) and error.reason != RESPONSE_TOO_LARGE:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.seconds = RETRY_DELAY_SECONDS
         status.details.add().Pack(retry)

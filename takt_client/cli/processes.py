@@ -1,13 +1,13 @@
 """Services of this machine as child processes: started together, watched, stopped together.
 
 Each child is a process group of its own, so that an interrupt at the terminal reaches only this process, which then
-stops the children in order. What a child prints is passed on line by line.
+stops the children in order; when this process is killed, the kernel kills them. What a child prints is passed
+on line by line.
 """
 
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +17,8 @@ from types import FrameType
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from takt_client.cli.bound import command
 
 POLL_SECONDS = 0.1
 CHECK_TIMEOUT_SECONDS = 1.0
@@ -57,7 +59,7 @@ class Child:
         self.started = time.monotonic()
         self.ready_seconds: float | None = None
         self._process = subprocess.Popen(  # noqa: S603 - our own modules with the user's own flags
-            [sys.executable, "-m", spec.module, *spec.arguments],
+            command(spec.module, spec.arguments),
             stdin=subprocess.DEVNULL,
             # The services' own announcements for programs; the log says the same.
             stdout=subprocess.DEVNULL,

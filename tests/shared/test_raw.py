@@ -57,6 +57,21 @@ async def test_unexpected_failures_are_internal_with_an_id_found_in_the_log(fail
             assert record.exc_info[1] is failure
 
 
+async def test_a_response_that_is_too_large_is_an_error_of_its_call_alone(caplog):
+    async with echo_server(EchoServicer()) as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for call in (
+            stub.Tokenize(inference_pb2.TokenizeRequest(text="large")),
+            stub.Generate(inference_pb2.GenerateRequest(text="large")),
+        ):
+            error = await failure_of(call)
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "at most 16777216 bytes, got 167772" in error.details()
+            assert error_from_rpc(error).reason == "RESPONSE_TOO_LARGE"
+        assert (await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"))).tokens == ["a"]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
 @pytest.mark.parametrize("text", ["forever", "flood"])
 async def test_a_client_that_leaves_closes_the_handler_at_once(text, caplog):
     servicer = EchoServicer()

@@ -1,6 +1,7 @@
 """Binding, health, reflection and stopping."""
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -80,6 +81,16 @@ async def test_reflection_lists_the_services():
         names = {service.name for service in response.list_services_response.service}
         assert {NAME, "grpc.health.v1.Health"} <= names
         await call.done_writing()
+
+
+async def test_bad_bytes_to_reflection_are_an_invalid_argument(caplog):
+    async with echo_server(EchoServicer()) as server, grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")()
+        await call.write(b"\xff" * 10)
+        error = await failure_of(call)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "grpc.reflection.v1alpha.ServerReflectionRequest" in error.details()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_the_health_command_tells_by_its_exit_code():

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from shared.rpc.options import Options, public_server_options
+from shared.rpc.options import PUBLIC_MAX_SEND_BYTES, Options, public_server_options
 from shared.rpc.raw import raw_handlers
 from shared.rpc.server import RpcServer, start_server
 from takt.v1 import inference_pb2
@@ -15,8 +15,12 @@ from takt.v1 import inference_pb2
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
 
+def _echo(text: str) -> str:
+    return "x" * (PUBLIC_MAX_SEND_BYTES + 1) if text == "large" else text
+
+
 class EchoServicer:
-    """Tokenize and Generate echo; `failures` maps a text to what is raised for it."""
+    """Tokenize and Generate echo, the text "large" with too much; `failures` maps a text to what is raised for it."""
 
     def __init__(self, failures: dict[str, BaseException] | None = None) -> None:
         self.failures = failures or {}
@@ -26,12 +30,12 @@ class EchoServicer:
     async def Tokenize(self, request: Any, context: Any) -> Any:
         if request.text in self.failures:
             raise self.failures[request.text]
-        return inference_pb2.TokenizeResponse(tokens=[request.text])
+        return inference_pb2.TokenizeResponse(tokens=[_echo(request.text)])
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.started.set()
         try:
-            yield inference_pb2.GenerateResponse(text=request.text)
+            yield inference_pb2.GenerateResponse(text=_echo(request.text))
             if request.text in self.failures:
                 raise self.failures[request.text]
             if request.text == "forever":

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -52,6 +54,18 @@ def test_special_tokens_in_text_are_recognised_in_a_rendered_conversation(folder
     assert rendered.endswith("<|im_start|>assistant\n")
     assert '<b> & "x" 中' in rendered
     assert tokenizer.encode_chat(CONVERSATION)[0] == 3
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(folder):
+    tokenizer = Tokenizer.load(folder)
+    # The loop gives the GIL away in every turn and gets it back only while the worker does not hold it.
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(tokenizer.encode, "a b " * 100_000)
+        turns = 0
+        while not future.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns >= 20
 
 
 def test_end_tokens_come_from_the_first_file_that_names_them(folder):

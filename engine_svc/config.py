@@ -33,7 +33,9 @@ class EngineConfig:
         "auto", choices=("auto", "float32", "bfloat16", "float16"), help="Type of weights and activations."
     )
     device: str = option("auto", choices=("auto", "cpu", "cuda"), help="Where the model runs.")
-    ops: str = option("auto", choices=("auto", "reference"), help="Set of operations.")
+    ops: str = option(
+        "auto", choices=("auto", "native", "reference"), help="Set of operations; auto is native where it can run."
+    )
     revision: str | None = option(None, help="Branch, tag or commit of a Hub model.")
     max_model_len: int | None = option(
         None, minimum=2, help="Longest prompt and output together; fitted to model and memory when not given."

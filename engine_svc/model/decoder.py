@@ -5,7 +5,6 @@ sampling. Invariant: the order of float32 operations follows transformers, so th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,24 +13,9 @@ from torch.nn import functional
 from engine_svc.core.interfaces import KVCacheSpec, ModelInfo
 from engine_svc.model.arch import DecoderConfig
 from engine_svc.model.interface import ForwardBatch
-from engine_svc.model.ops import AttentionSpec, KVCacheShape, NormWeight, Ops
+from engine_svc.model.ops import AttentionSpec, DecoderParts, KVCacheShape, LayerParts, NormWeight, Ops
 from engine_svc.model.rope import rotary_table
 from engine_svc.model.weights import Weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """One layer: packed products of the op set, norms, and what its attention does."""
-
-    pre_attention: NormWeight | None
-    qkv: Any
-    attention: AttentionSpec
-    output: Any
-    post_attention: NormWeight | None
-    pre_mlp: NormWeight | None
-    gate_up: Any
-    down: Any
-    post_mlp: NormWeight | None
 
 
 class NativeDecoder:
@@ -54,12 +38,35 @@ class NativeDecoder:
         self._layers = [builder.layer(i) for i in range(config.num_layers)]
         self._norm = builder.norm("norm")
         self._output = self._output_layer(weights)
+        self._program = ops.compile(self._parts())
+        if self._program is not None and config.tie_word_embeddings:
+            # The op set reads rows of the output layer's weights instead.
+            self._embedding = self._embedding[:0]
         weights.finish(ignore=("lm_head.weight",) if config.tie_word_embeddings else ())
 
     def _output_layer(self, weights: Weights) -> Any:
         if self._config.tie_word_embeddings:
             return self._ops.pack_linear([self._embedding])
         return self._ops.pack_linear([weights.take("lm_head.weight", tuple(self._embedding.shape))])
+
+    def _parts(self) -> DecoderParts:
+        config = self._config
+        return DecoderParts(
+            dtype=self._dtype,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            activation=config.activation,
+            embedding_multiplier=config.embedding_multiplier,
+            residual_multiplier=config.residual_multiplier,
+            logit_soft_cap=config.logit_soft_cap,
+            logits_divisor=config.logits_divisor,
+            embedding=None if config.tie_word_embeddings else self._embedding,
+            layers=self._layers,
+            norm=self._norm,
+            lm_head=self._output,
+            ropes=self._ropes,
+            max_model_len=self._info.max_model_len,
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -92,6 +99,8 @@ class NativeDecoder:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
         """See Model."""
+        if self._program is not None:
+            return self._program.forward(batch, kv_cache)
         return self.compute_logits(self.hidden_states(batch, kv_cache))
 
     @torch.inference_mode()
@@ -103,6 +112,8 @@ class NativeDecoder:
     @torch.inference_mode()
     def hidden_states(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
         """See Model."""
+        if self._program is not None:
+            return self._program.hidden_states(batch, kv_cache)
         ops, config = self._ops, self._config
         step = ops.begin_step(batch, self._ropes, kv_cache)
         residual = functional.embedding(batch.token_ids, self._embedding)
@@ -165,7 +176,7 @@ class _Builder:
         biases = [take(f"{name}.bias", (size,)) for name, size in zip(names, out_sizes, strict=True) if bias]
         return self._ops.pack_linear(weights, biases)
 
-    def layer(self, index: int) -> _Layer:
+    def layer(self, index: int) -> LayerParts:
         """Layer `index`."""
         config, name = self._config, f"layers.{index}"
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -178,7 +189,7 @@ class _Builder:
             qkv_names = [f"{attn}.{part}_proj" for part in "qkv"]
             qkv = self.linear(qkv_names, [query, kv, kv], hidden, bias=config.qkv_bias)
             gate_up = self.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], hidden, bias=config.mlp_bias)
-        return _Layer(
+        return LayerParts(
             pre_attention=self._optional_norm(name, config.norms.pre_attention),
             qkv=qkv,
             attention=self._attention(index, attn),

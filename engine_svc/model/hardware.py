@@ -35,8 +35,12 @@ def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return bool(_BF16_FLAGS & set(flags.split()))
 
 
-def choose_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+def choose_dtype(
+    name: str, checkpoint_dtype: str, device: torch.device, *, widens_bfloat16: bool = False
+) -> torch.dtype:
     """The dtype to compute in. "auto" is the checkpoint's own, unless the processor would only emulate it.
+
+    With `widens_bfloat16` the op set is no slower in bfloat16 than in float32, whatever the processor has.
 
     Raises StartupError for an unknown name.
     """
@@ -47,7 +51,7 @@ def choose_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torc
     dtype = DTYPES.get(checkpoint_dtype, torch.float32)
     if device.type != "cpu" or dtype is torch.float32:
         return dtype
-    if dtype is torch.bfloat16 and cpu_has_bfloat16():
+    if dtype is torch.bfloat16 and (widens_bfloat16 or cpu_has_bfloat16()):
         return dtype
     logger.warning(
         "The checkpoint is in %s, which this processor has no instructions for: computing in float32.", dtype

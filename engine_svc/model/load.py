@@ -19,6 +19,7 @@ from engine_svc.model.decoder import NativeDecoder
 from engine_svc.model.fallback import load_fallback
 from engine_svc.model.hardware import choose_device, choose_dtype, instruction_set
 from engine_svc.model.interface import Model
+from engine_svc.model.op_sets import choose_ops
 from engine_svc.model.ops import Ops
 from engine_svc.model.reference_ops import ReferenceOps
 from engine_svc.model.resolve import resolve_model
@@ -64,19 +65,26 @@ def load_model(options: LoadOptions) -> Model:
     Raises StartupError when it does not exist, is broken, or can be run neither natively nor through transformers.
     """
     device = choose_device(options.device)
-    ops = _ops(options.ops)
     checkpoint = _open_checkpoint(options)
-    dtype = choose_dtype(options.dtype, checkpoint.dtype, device)
-
-    def make_info() -> ModelInfo:
-        return _model_info(options, checkpoint, ops, dtype, device)
-
     try:
         config = decoder_config(checkpoint.config)
     except UnsupportedModelError as error:
         logger.info("No native decoder (%s): trying transformers.", error)
+        dtype = choose_dtype(options.dtype, checkpoint.dtype, device)
+
+        def make_info() -> ModelInfo:
+            return _model_info(options, checkpoint, ReferenceOps(), dtype, device)
+
         return load_fallback(checkpoint.folder, make_info, device, native_reason=str(error))
-    info = make_info()
+    ops, dtype = choose_ops(
+        options.ops,
+        config,
+        device,
+        dtype=options.dtype,
+        checkpoint_dtype=checkpoint.dtype,
+        report=options.progress,
+    )
+    info = _model_info(options, checkpoint, ops, dtype, device)
     weights = Weights(checkpoint.source(), dtype=dtype, device=device, progress=_weight_progress(options))
     try:
         model = NativeDecoder(config, weights, ops, info, device=device)
@@ -86,12 +94,6 @@ def load_model(options: LoadOptions) -> Model:
         "Loaded %s: native %s decoder, %s ops, %s on %s.", options.model, config.model_type, ops.name, dtype, device
     )
     return model
-
-
-def _ops(name: str) -> Ops:
-    if name not in ("auto", "reference"):
-        raise StartupError(f"--ops must be one of auto, reference, got {name!r}")
-    return ReferenceOps()
 
 
 def _weight_progress(options: LoadOptions) -> Callable[[float], None] | None:
@@ -153,7 +155,7 @@ def _model_info(
             weights_digest=weights_digest(checkpoint.files),
             dtype=dtype_name,
             op_set=ops.name,
-            instruction_set=instruction_set(device),
+            instruction_set=ops.instruction_set or instruction_set(device),
             batch_invariant=ops.batch_invariant,
         ),
     )

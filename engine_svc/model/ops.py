@@ -64,12 +64,61 @@ class RotaryTable:
         return RotaryTable(self.inv_freq.to(device), self.attention_factor)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParts:
+    """One layer: packed products of the op set, norms, and what its attention does."""
+
+    pre_attention: NormWeight | None
+    qkv: Any
+    attention: AttentionSpec
+    output: Any
+    post_attention: NormWeight | None
+    pre_mlp: NormWeight | None
+    gate_up: Any
+    down: Any
+    post_mlp: NormWeight | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderParts:
+    """A whole decoder. `embedding` is [vocab_size, hidden_size], None when it is the weight of `lm_head`."""
+
+    dtype: torch.dtype
+    hidden_size: int
+    intermediate_size: int
+    activation: str
+    embedding_multiplier: float
+    residual_multiplier: float
+    logit_soft_cap: float | None
+    logits_divisor: float
+    embedding: torch.Tensor | None
+    layers: Sequence[LayerParts]
+    norm: NormWeight
+    lm_head: Any
+    ropes: Sequence[RotaryTable]
+    max_model_len: int
+
+
+class ForwardProgram(Protocol):
+    """A decoder that an op set runs by itself."""
+
+    def forward(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
+        """See Model."""
+
+    def hidden_states(self, batch: ForwardBatch, kv_cache: Any) -> torch.Tensor:
+        """See Model."""
+
+
 class Ops(Protocol):
     """An op set."""
 
     @property
     def name(self) -> str:
         """Name for the log and the numerics fingerprint."""
+
+    @property
+    def instruction_set(self) -> str:
+        """The version of itself that runs here; empty when it is the device's affair."""
 
     @property
     def batch_invariant(self) -> bool:
@@ -109,3 +158,6 @@ class Ops(Protocol):
 
     def logits(self, hidden: torch.Tensor, packed: Any, soft_cap: float | None, divisor: float) -> torch.Tensor:
         """Output layer, division and soft cap: float32 [num_rows, vocab_size]."""
+
+    def compile(self, parts: DecoderParts) -> ForwardProgram | None:
+        """A forward pass in one call, where the op set has that; None: it is run op by op."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from engine_svc.model.interface import ForwardBatch
 from engine_svc.model.kv_memory import zeroed
-from engine_svc.model.ops import AttentionSpec, KVCacheShape, NormWeight, RotaryTable
+from engine_svc.model.ops import AttentionSpec, DecoderParts, KVCacheShape, NormWeight, Ops, RotaryTable
 from engine_svc.model.reference_attention import AttentionPlan, attend, make_plan
 
 
@@ -44,6 +44,7 @@ class ReferenceOps:
     """Implements engine_svc.model.ops.Ops."""
 
     name = "reference"
+    instruction_set = ""
     batch_invariant = False
 
     def pack_linear(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = ()) -> Any:
@@ -84,31 +85,14 @@ class ReferenceOps:
 
     def begin_step(self, batch: ForwardBatch, ropes: Sequence[RotaryTable], kv_cache: PagedKVCache) -> ReferenceStep:
         """See Ops."""
-        positions = batch.positions.to(torch.float32).unsqueeze(-1)
-        rotary = []
-        for rope in ropes:
-            angles = positions * rope.inv_freq
-            angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-            rotary.append((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor))
-        return ReferenceStep(batch.slot_mapping, tuple(rotary), make_plan(batch, kv_cache.block_size), kv_cache)
+        rotary = rotary_factors(batch.positions, ropes)
+        return ReferenceStep(batch.slot_mapping, rotary, make_plan(batch, kv_cache.block_size), kv_cache)
 
     def rotary_and_cache(self, qkv: torch.Tensor, spec: AttentionSpec, step: ReferenceStep) -> torch.Tensor:
         """See Ops."""
-        widths = [spec.num_heads * spec.head_dim, *([spec.num_kv_heads * spec.head_dim] * 2)]
-        query, key, value = torch.split(qkv, widths, dim=-1)
-        query = self._norm_heads(query, spec.q_norm, spec)
-        key = self._norm_heads(key, spec.k_norm, spec)
-        cos, sin = (factor.to(qkv.dtype) for factor in step.rotary[spec.rope])
-        store_kv(step, spec.layer, _rotate(key, cos, sin), _heads(value, spec))
-        return _rotate(query, cos, sin)
-
-    def _norm_heads(self, x: torch.Tensor, norm: NormWeight | None, spec: AttentionSpec) -> torch.Tensor:
-        """Splits [num_tokens, heads * head_dim] into heads, normed before or after as the family does."""
-        if norm is None:
-            return _heads(x, spec)
-        if spec.qk_norm_per_head:
-            return self.rms_norm(_heads(x, spec), norm)
-        return _heads(self.rms_norm(x, norm), spec)
+        query, key, value = rotated_qkv(self, qkv, spec, step.rotary[spec.rope])
+        store_kv(step, spec.layer, key, value)
+        return query
 
     def paged_attention(self, query: torch.Tensor, spec: AttentionSpec, step: ReferenceStep) -> torch.Tensor:
         """See Ops."""
@@ -123,6 +107,41 @@ class ReferenceOps:
         if soft_cap is not None:
             logits = torch.tanh(logits / soft_cap) * soft_cap
         return logits
+
+    def compile(self, parts: DecoderParts) -> None:
+        """See Ops: the decoder calls op by op."""
+
+
+def rotary_factors(
+    positions: torch.Tensor, ropes: Sequence[RotaryTable]
+) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """(cos, sin) of each rope at [num_tokens] positions, each [num_tokens, 1, rotary_dim] float32."""
+    rotary = []
+    for rope in ropes:
+        angles = positions.to(torch.float32).unsqueeze(-1) * rope.inv_freq
+        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        rotary.append((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor))
+    return tuple(rotary)
+
+
+def rotated_qkv(
+    ops: Ops, qkv: torch.Tensor, spec: AttentionSpec, factors: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys, normed and rotated, and values, each [num_tokens, heads, head_dim]."""
+    widths = [spec.num_heads * spec.head_dim, *([spec.num_kv_heads * spec.head_dim] * 2)]
+    query, key, value = torch.split(qkv, widths, dim=-1)
+    cos, sin = (factor.to(qkv.dtype) for factor in factors)
+    query = _rotate(_normed_heads(ops, query, spec.q_norm, spec), cos, sin)
+    return query, _rotate(_normed_heads(ops, key, spec.k_norm, spec), cos, sin), _heads(value, spec)
+
+
+def _normed_heads(ops: Ops, x: torch.Tensor, norm: NormWeight | None, spec: AttentionSpec) -> torch.Tensor:
+    """Splits [num_tokens, heads * head_dim] into heads, normed before or after as the family does."""
+    if norm is None:
+        return _heads(x, spec)
+    if spec.qk_norm_per_head:
+        return ops.rms_norm(_heads(x, spec), norm)
+    return _heads(ops.rms_norm(x, norm), spec)
 
 
 def _heads(x: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

@@ -47,10 +47,19 @@ EMBEDDED_MODELS = {
 }
 
 
+def _cache() -> Path:
+    root = environment("TAKT_CACHE")
+    return Path(root) if root else Path.home() / ".cache" / "takt"
+
+
 def model_cache() -> Path:
     """Where embedded and converted models live: $TAKT_CACHE/models, or ~/.cache/takt/models."""
-    root = environment("TAKT_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "takt") / "models"
+    return _cache() / "models"
+
+
+def kernel_cache() -> Path:
+    """Where compiled kernels live: $TAKT_CACHE/kernels, or ~/.cache/takt/kernels."""
+    return _cache() / "kernels"
 
 
 def is_complete(folder: Path) -> bool:

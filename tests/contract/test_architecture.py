@@ -17,7 +17,7 @@ GRPC_ROOMS = (
     "frontend_svc/routing/",
     "takt_client/",
 )
-TORCH_ROOMS = ("engine_svc/executor/", "engine_svc/model/")
+TORCH_ROOMS = ("engine_svc/executor/", "engine_svc/kernels/", "engine_svc/model/")
 PROTO_ROOMS = ("shared/rpc/", "engine_svc/service/", "frontend_svc/service/", "frontend_svc/routing/", "takt_client/")
 CORE_MAY_IMPORT = (
     *("__future__", "abc", "bisect", "collections", "concurrent.futures", "contextlib", "dataclasses", "enum"),

@@ -67,7 +67,9 @@ class EngineConfig:
     profile_dir: str | None = option(None, help="Folder for profiles; without one they are refused.")
     log_level: str = option("info", choices=LEVELS, help="Least level that is logged.")
     json_logs: bool = option(False, help="Log a JSON object a line.")
-    fake_vocab_size: int = option(1000, minimum=4, help="Vocabulary of the fake executor.")
+    fake_vocab_size: int | None = option(
+        None, minimum=4, help="Vocabulary of the fake executor; that of the model's folder, or 1000, when not given."
+    )
     fake_step_ms: float = option(0.0, minimum=0, help="Least milliseconds of a step of the fake executor.")
     fake_eos_every: int | None = option(None, minimum=1, help="Outputs of the fake executor end before this length.")
     fake_fail_at_step: int | None = option(None, minimum=0, help="Step of the fake executor that fails.")

@@ -231,18 +231,21 @@ def build_executor(config: EngineConfig, progress: Progress | None) -> Executor:
 
 
 def _build_fake(config: EngineConfig) -> Executor:
-    """A fake of the model in a folder takes that model's end tokens and tokenizer, so that a real frontend fits it."""
+    """A fake of the model in a folder takes that model's vocabulary, end tokens and tokenizer, so that a real frontend fits it."""
     folder = Path(config.model)
-    eos: tuple[int, ...] = (2,)
-    if (folder / "config.json").is_file():
-        eos = eos_token_ids(folder, read_json(folder / "config.json")) or eos
     defaults = FakeExecutorOptions()
+    eos: tuple[int, ...] = (2,)
+    vocab_size = defaults.vocab_size
+    if (folder / "config.json").is_file():
+        model = read_json(folder / "config.json")
+        eos = eos_token_ids(folder, model) or eos
+        vocab_size = model.get("vocab_size", vocab_size)
     memory = config.kv_cache_bytes or defaults.available_kv_cache_memory
     if config.num_blocks is not None:
         memory = config.num_blocks * _bytes_per_block(config, defaults.kv_cache_specs)
     return FakeExecutor(
         FakeExecutorOptions(
-            vocab_size=config.fake_vocab_size,
+            vocab_size=config.fake_vocab_size or vocab_size,
             max_model_len=config.max_model_len or defaults.max_model_len,
             eos_token_ids=eos,
             tokenizer_digest=tokenizer_digest(folder),

@@ -15,7 +15,7 @@ from shared.log import setup_logging
 if TYPE_CHECKING:
     from frontend_svc.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("frontend_svc")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -120,7 +120,10 @@ def _subclasses(base: type[TaktError]) -> list[type[TaktError]]:
     return [base, *(found for child in base.__subclasses__() for found in _subclasses(child))]
 
 
+# Made here, of the classes above alone: a subclass elsewhere shares a code and takes other arguments.
+_BY_CODE = {cls.code: cls for cls in _subclasses(TaktError) if cls is not TaktError}
+
+
 def error_from_code(code: int, message: str, *, reason: str = "", field: str = "") -> TaktError:
     """Builds the error of a google.rpc.Code that came over the wire; unknown codes become InternalError."""
-    by_code = {cls.code: cls for cls in _subclasses(TaktError) if cls is not TaktError}
-    return by_code.get(code, InternalError)(message, reason=reason, field=field)
+    return _BY_CODE.get(code, InternalError)(message, reason=reason, field=field)

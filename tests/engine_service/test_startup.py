@@ -152,11 +152,12 @@ def test_a_broken_model_is_one_line(monkeypatch):
 
 
 def test_a_fake_of_a_model_folder_fits_its_frontend(tmp_path):
-    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8], "vocab_size": 50}')
     (tmp_path / "tokenizer.json").write_text("{}")
     engine = build_engine(EngineConfig(model=str(tmp_path), executor="fake"))
     engine.executor.shutdown()
     assert engine.info.eos_token_ids == (7, 8)
+    assert engine.info.vocab_size == 50
     assert len(engine.info.tokenizer_digest) == 64
     assert engine.info.model == str(tmp_path)
 

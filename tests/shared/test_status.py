@@ -30,6 +30,14 @@ def test_every_error_has_a_code_of_grpc_and_a_reason():
         assert info.domain == "takt"
 
 
+def test_errors_that_a_service_derives_are_never_made_of_a_code():
+    class DerivedError(errors.UnavailableError):
+        def __init__(self) -> None:
+            super().__init__("of one room alone")
+
+    assert type(errors.error_from_code(DerivedError.code, "gone", reason="X")) is errors.UnavailableError
+
+
 def test_field_at_fault_is_a_violation():
     status = to_status(errors.InvalidRequestError("top_p must be in (0, 1], got 7", field="sampling.top_p"))
     violation = details_of(status, error_details_pb2.BadRequest).field_violations[0]

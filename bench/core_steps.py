@@ -1,4 +1,4 @@
-"""The core alone: milliseconds a step of schedule and update, with an executor that answers at once.
+"""The core alone: milliseconds a step of schedule, update and encoding, with an executor that answers at once.
 
 python bench/core_steps.py --sequences 1 64 256 2048
 """
@@ -16,6 +16,7 @@ from engine_svc.core.engine_core import EngineCore
 from engine_svc.core.interfaces import Abort, KVCacheConfig, ModelRunnerOutput
 from engine_svc.core.scheduler import SchedulerConfig
 from engine_svc.core.scheduler_output import SchedulerOutput
+from engine_svc.service.convert import encode_outputs
 from shared.types import EngineRequest, SamplingParams
 
 VOCAB_SIZE = 49_152
@@ -85,7 +86,9 @@ def measure(num_sequences: int, prompt: int, output: int) -> dict[str, float]:
     surroundings, steps = Surroundings(), []
     while core.has_work():
         start = time.perf_counter()
-        core.step(surroundings)
+        outputs = core.step(surroundings)
+        for of_client in outputs.by_client.values():
+            encode_outputs(of_client)
         steps.append((time.perf_counter() - start) * 1e3)
     return {
         "sequences": num_sequences,

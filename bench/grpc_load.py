@@ -33,12 +33,16 @@ class Result:
         self.gaps: list[float] = []
 
 
-async def generate(stub: inference_pb2_grpc.InferenceServiceStub, prompt: list[int], out: int) -> Result:
+async def generate(
+    stub: inference_pb2_grpc.InferenceServiceStub, prompt: list[int], out: int, *, text: bool = True
+) -> Result:
     """Streams one answer."""
     request = inference_pb2.GenerateRequest(
         token_ids=types_pb2.TokenIds(ids=prompt),
         sampling=types_pb2.SamplingParams(temperature=0, max_tokens=out, min_tokens=out, ignore_eos=True),
     )
+    if not text:
+        request.sampling.detokenize = False
     result, start, last = Result(), time.perf_counter(), 0.0
     async for response in stub.Generate(request):
         now = time.perf_counter()
@@ -68,7 +72,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, object]:
 
         async def client() -> None:
             for prompt in queue:
-                results.append(await generate(stub, prompt, arguments.out))
+                results.append(await generate(stub, prompt, arguments.out, text=arguments.text))
 
         start = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(arguments.c)))
@@ -100,6 +104,7 @@ def main() -> None:
     parser.add_argument("-c", type=int, default=8, help="clients")
     parser.add_argument("-n", type=int, default=32, help="requests")
     parser.add_argument("--inp", type=int, default=128, help="prompt tokens")
+    parser.add_argument("--no-text", dest="text", action="store_false", help="token ids only")
     parser.add_argument("--out", type=int, default=128, help="output tokens")
     print(json.dumps(asyncio.run(run(parser.parse_args()))), flush=True)
 

@@ -1,11 +1,10 @@
 """Builds the kernels' library for this machine's instruction set, once, and finds it again.
 
-The library lies in a cache under a name made of the sources, the compiler and its flags, so that whatever changes builds
-anew. Knows neither torch nor models. Invariant: a file under its final name is whole.
+The library lies in a cache under a name made of the sources, the compiler and its flags, so that whatever changes
+builds anew. Knows neither torch nor models. Invariant: a file under its final name is whole.
 """
 
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -88,7 +87,7 @@ def _compiler() -> str:
 
 def _digest(compiler: str, command: list[str]) -> str:
     digest = hashlib.sha256(" ".join(command).encode())
-    digest.update(f"{platform.machine()} {os.stat(os.path.realpath(compiler)).st_mtime_ns}".encode())
+    digest.update(f"{platform.machine()} {Path(compiler).stat().st_mtime_ns}".encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]

@@ -57,7 +57,7 @@ def unfit_reason(config: DecoderConfig, dtype: torch.dtype) -> str:
 
 
 def widens_well(ops: NativeOps) -> bool:
-    """Whether bfloat16 is no slower than float32: it takes half the memory traffic where widening is one instruction."""
+    """Whether bfloat16 is no slower than float32: half the traffic, where widening is one instruction."""
     return ops.instruction_set != INSTRUCTION_SETS[-1].name
 
 

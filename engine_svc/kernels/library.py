@@ -156,7 +156,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-
 class Library:
     """A loaded library. `call` runs a function of it that says whether memory sufficed."""
 

@@ -1,7 +1,7 @@
 """A decoder as one structure that the kernels run in one call.
 
-Everything that the structure points to is kept here: layers, norms, rotary tables. Invariant: nothing in it changes after
-it is made.
+Everything that the structure points to is kept here: layers, norms, rotary tables. Invariant: nothing in it changes
+after it is made.
 """
 
 import ctypes
@@ -103,7 +103,7 @@ def _layer(layer: LayerParts) -> c.Layer:
 
 
 def _rotary_tables(parts: DecoderParts) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(cos, sin) of each rope at every position, [max_model_len, rotary_dim / 2] float32, rounded as the model's type."""
+    """(cos, sin) of each rope at every position, [max_model_len, rotary_dim / 2] float32 of the model's precision."""
     tables = []
     for cos, sin in rotary_factors(torch.arange(parts.max_model_len), parts.ropes):
         half = cos.shape[-1] // 2

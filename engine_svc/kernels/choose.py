@@ -28,9 +28,13 @@ logger = logging.getLogger(__name__)
 Report = Callable[[str, float], None]
 
 
-def native_ops(cache: Path, report: Report | None = None, version: InstructionSet | None = None) -> NativeOps:
-    """The op set for the best instruction set of this machine, or for `version`. Raises BuildError."""
-    version = version or usable_instruction_sets()[0]
+def native_ops(cache: Path, report: Report | None = None) -> NativeOps:
+    """The op set for the best instruction set of this machine. Raises BuildError."""
+    return NativeOps(load_kernels(cache, usable_instruction_sets()[0], report))
+
+
+def load_kernels(cache: Path, version: InstructionSet, report: Report | None = None) -> Library:
+    """The library for an instruction set, built when it is not in the cache. Raises BuildError."""
     if not is_built(cache, version):
         logger.info("Compiling the kernels for %s: once, in about 20 seconds.", version.name)
         if report is not None:
@@ -38,7 +42,7 @@ def native_ops(cache: Path, report: Report | None = None, version: InstructionSe
         started = time.monotonic()
         built_library(cache, version)
         logger.info("Compiled the kernels in %.1f s.", time.monotonic() - started)
-    return NativeOps(_library(built_library(cache, version), version.name))
+    return _library(built_library(cache, version), version.name)
 
 
 @functools.cache
@@ -61,4 +65,4 @@ def widens_well(ops: NativeOps) -> bool:
     return ops.instruction_set != INSTRUCTION_SETS[-1].name
 
 
-__all__ = ["BuildError", "native_ops", "unfit_reason", "widens_well"]
+__all__ = ["BuildError", "load_kernels", "native_ops", "unfit_reason", "widens_well"]

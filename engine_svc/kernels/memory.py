@@ -66,6 +66,7 @@ class NativeKVCache:
             head_dim=shape.head_dim,
         )
         size = library.functions.takt_cache_elements(self.shape) * dtype.itemsize
+        self.num_bytes = size
         self.address = library.functions.takt_map(size)
         if self.address is None:
             raise StartupError(f"no memory for {size} bytes of KV cache")

@@ -43,6 +43,10 @@ class NativeOps:
         """The version of the kernels that runs."""
         return self._library.name
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a result, all of which a kernel writes."""
+        return torch.empty(shape, dtype=dtype)
+
     def pack_linear(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor] = ()) -> PackedLinear:
         """See Ops."""
         return PackedLinear(self._library, weights, biases)
@@ -50,14 +54,14 @@ class NativeOps:
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """See Ops."""
         x = x.contiguous()
-        y = x.new_empty((len(x), packed.out_features))
+        y = self.empty((len(x), packed.out_features), x.dtype)
         self._library.call("takt_linear", packed.struct, _wide(x), x.data_ptr(), len(x), y.data_ptr())
         return y
 
     def rms_norm(self, x: torch.Tensor, norm: NormWeight) -> torch.Tensor:
         """See Ops."""
         x = x.contiguous()
-        y = torch.empty_like(x)
+        y = self.empty(tuple(x.shape), x.dtype)
         rows, width = x.numel() // x.shape[-1], x.shape[-1]
         self._library.call("takt_rms_norm", _wide(x), x.data_ptr(), norm_struct(norm), rows, width, y.data_ptr())
         return y
@@ -73,7 +77,7 @@ class NativeOps:
         """See Ops."""
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        y = gate_up.new_empty((rows, width))
+        y = self.empty((rows, width), gate_up.dtype)
         arguments = (_wide(y), gate_up.data_ptr(), ACTIVATIONS[activation], rows, width, y.data_ptr())
         self._library.call("takt_activation_and_mul", *arguments)
         return y
@@ -100,7 +104,7 @@ class NativeOps:
     def paged_attention(self, query: torch.Tensor, spec: AttentionSpec, step: NativeStep) -> torch.Tensor:
         """See Ops."""
         query = query.contiguous()
-        output = torch.empty_like(query)
+        output = self.empty(tuple(query.shape), query.dtype)
         cache = step.cache
         arguments = (cache.shape, cache.address, _wide(query), spec.layer, step.batch, attention_struct(spec))
         self._library.call("takt_paged_attention", *arguments, query.data_ptr(), output.data_ptr())
@@ -111,7 +115,7 @@ class NativeOps:
     ) -> torch.Tensor:
         """See Ops."""
         hidden = hidden.contiguous()
-        logits = torch.empty((len(hidden), packed.out_features), dtype=torch.float32)
+        logits = self.empty((len(hidden), packed.out_features), torch.float32)
         arguments = (packed.struct, _wide(hidden), hidden.data_ptr(), len(hidden), logits.data_ptr())
         self._library.call("takt_logits", *arguments)
         if divisor != 1.0:

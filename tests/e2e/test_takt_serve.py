@@ -78,12 +78,15 @@ def test_a_service_that_dies_takes_the_others_with_it(byte_model):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux kills the children of a killed process")
 def test_no_service_outlives_a_command_that_is_killed(byte_model):
-    with serving(byte_model, *FAKE, "--engine-arg=--fake-step-ms=20") as stack, Client(stack.address) as client:
-        with client.generate("x", temperature=0.0, max_tokens=500) as stream:
-            next(stream)
-            stack.process.kill()
-            for pid in pids(stack):
-                wait_gone(pid)
+    with (
+        serving(byte_model, *FAKE, "--engine-arg=--fake-step-ms=20") as stack,
+        Client(stack.address) as client,
+        client.generate("x", temperature=0.0, max_tokens=500) as stream,
+    ):
+        next(stream)
+        stack.process.kill()
+        for pid in pids(stack):
+            wait_gone(pid)
 
 
 def failing(model, *arguments):

@@ -1,0 +1,30 @@
+"""The native op set of each instruction set that this machine runs, its results poisoned before they are written."""
+
+import functools
+
+import pytest
+import torch
+
+from engine_svc.kernels.build import BuildError, usable_instruction_sets
+from engine_svc.kernels.choose import load_kernels
+from engine_svc.kernels.native_ops import NativeOps
+from engine_svc.model.resolve import kernel_cache
+
+VARIANTS = tuple(version.name for version in usable_instruction_sets())
+
+
+class PoisonedOps(NativeOps):
+    """An element that no kernel writes is NaN."""
+
+    def empty(self, shape, dtype):
+        return torch.full(shape, float("nan"), dtype=dtype)
+
+
+@functools.cache
+def poisoned_ops(variant: str) -> PoisonedOps:
+    """Skips the test where there is no compiler."""
+    version = next(known for known in usable_instruction_sets() if known.name == variant)
+    try:
+        return PoisonedOps(load_kernels(kernel_cache(), version))
+    except BuildError as error:
+        pytest.skip(str(error))

@@ -10,6 +10,9 @@ from typing import Protocol
 
 from shared.types import AbortCause, EngineLoad, EngineRequest, FinishedRequest, FirstScheduled, TokenLogprobs
 
+# Requests or aborts in one message; an engine ends a stream that sends more, since it takes a message in one go.
+MAX_MESSAGE_ITEMS = 16_384
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLoss:

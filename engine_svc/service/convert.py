@@ -5,6 +5,7 @@ with it.
 """
 
 import re
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine_svc.messages import (
     UtilityMethod,
     UtilityOutcome,
 )
+from shared.engine_client import MAX_MESSAGE_ITEMS
 from shared.errors import InvalidRequestError, TaktError, UnimplementedError
 from shared.rpc.raw import parse
 from shared.types import (
@@ -86,6 +88,7 @@ def decode(data: bytes) -> Incoming:
         case "hello":
             return _hello(request.hello)
         case "add_requests":
+            _check_count("add_requests.requests", request.add_requests.requests)
             return Adds(tuple(request.add_requests.requests))
         case "abort_requests":
             return _aborts(request.abort_requests)
@@ -110,7 +113,13 @@ def _hello(hello: pb.Hello) -> Hello:
     return Hello(hello.role == pb.ROLE_PEER, hello.frontend_id, hello.protocol_version)
 
 
+def _check_count(field: str, items: Sized) -> None:
+    if len(items) > MAX_MESSAGE_ITEMS:
+        raise InvalidRequestError(f"{field} must be at most {MAX_MESSAGE_ITEMS}, got {len(items)}", field=field)
+
+
 def _aborts(message: pb.AbortRequests) -> Aborts:
+    _check_count("abort_requests.handles", message.handles)
     if len(message.causes) != len(message.handles):
         raise InvalidRequestError(
             f"abort_requests.causes must be as many as handles {len(message.handles)}, got {len(message.causes)}",

@@ -81,6 +81,13 @@ def _clamped(request: EngineRequest, limits: RequestLimits) -> EngineRequest:
 
 
 def _check_form(message: pb.AddRequest, limits: RequestLimits, data_parallel_rank: int) -> None:
+    # Before anything of its size is made.
+    count = len(message.prompt_token_ids)
+    if count >= limits.max_model_len:
+        raise InvalidRequestError(
+            f"prompt_token_ids must be shorter than max_model_len {limits.max_model_len}, got {count} tokens",
+            field="prompt_token_ids",
+        )
     for name in _TEXT_FIELDS:
         length = len(getattr(message, name))
         if length > MAX_TEXT_LENGTH:

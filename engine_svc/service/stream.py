@@ -132,8 +132,13 @@ class FrontendStream:
         return None
 
     def _abort(self, message: Aborts) -> None:
-        self._open_requests.difference_update(handle for handle, _ in message.aborts)
-        self._context.core.abort([Abort(self.client, handle, cause) for handle, cause in message.aborts])
+        # Others have ended or never were; the core need not hear of them.
+        aborts = [
+            Abort(self.client, handle, cause) for handle, cause in message.aborts if handle in self._open_requests
+        ]
+        if aborts:
+            self._open_requests.difference_update(abort.handle for abort in aborts)
+            self._context.core.abort(aborts)
 
     # --- utility calls --------------------------------------------------------------------------------------------
 

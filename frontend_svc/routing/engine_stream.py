@@ -22,7 +22,7 @@ from frontend_svc.routing.convert import (
     encode_heartbeat,
     encode_request,
 )
-from shared.engine_client import EngineLoss, RequestSink
+from shared.engine_client import MAX_MESSAGE_ITEMS, EngineLoss, RequestSink
 from shared.errors import DeadlineExceededError, OverloadedError, UnavailableError, error_from_code
 from shared.types import AbortCause, EngineInfo, EngineLoad, EngineRequest, StepOutputs, WireError
 
@@ -133,15 +133,15 @@ class EngineStream:
         batch: list[bytes] = []
         room = MAX_BATCH_BYTES
         for data in adds.values():
-            if batch and len(data) > room:
+            if batch and (len(data) > room or len(batch) == MAX_MESSAGE_ITEMS):
                 yield encode_adds(batch)
                 batch, room = [], MAX_BATCH_BYTES
             batch.append(data)
             room -= len(data)
         if batch:
             yield encode_adds(batch)
-        if aborts:
-            yield encode_aborts(aborts)
+        for start in range(0, len(aborts), MAX_MESSAGE_ITEMS):
+            yield encode_aborts(aborts[start : start + MAX_MESSAGE_ITEMS])
         yield from frames
 
     # --- from the engine ----------------------------------------------------------------------------------------------

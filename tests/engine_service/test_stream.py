@@ -1,11 +1,12 @@
 """Requests over the stream: outputs, refusals, several frontends."""
 
+import grpc
 import pytest
 
 from engine_svc.service.convert_request import peek_handle
 from takt.engine.v1 import engine_pb2 as pb
 from tests.support.engine_in_process import engine_in_process, fake_tokens
-from tests.support.raw_frontend import add_request, raw_frontend
+from tests.support.raw_frontend import StreamEnded, add_request, raw_frontend
 
 INVALID_ARGUMENT, ALREADY_EXISTS, UNIMPLEMENTED = 3, 6, 12
 
@@ -238,3 +239,32 @@ async def test_deadlines_are_durations_and_times_never_negative():
         for end in ends:
             assert max(end.queue_us, end.prefill_us, end.decode_us) < 60e6
         assert expired not in frontend.tokens
+
+
+async def test_a_message_of_too_many_items_ends_its_own_stream_at_once():
+    floods = {
+        "add_requests.requests": pb.ConnectRequest(add_requests=pb.AddRequests(requests=[b""] * 2_000_000)),
+        "abort_requests.handles": pb.ConnectRequest(
+            abort_requests=pb.AbortRequests(handles=[1] * 2_000_000, causes=[1] * 2_000_000)
+        ),
+    }
+    async with engine_in_process() as engine, raw_frontend(engine.address) as good:
+        for field, message in floods.items():
+            async with raw_frontend(engine.address) as bad:
+                await bad.send_bytes(message.SerializeToString())
+                with pytest.raises(StreamEnded, match=rf"{field} must be at most 16384, got 2000000") as ended:
+                    await bad.receive_until(lambda: False)
+                assert ended.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        handle = await good.add([5, 6], max_tokens=4)
+        (end,) = await good.finish(handle)
+        assert end.reason == pb.FINISH_REASON_LENGTH
+
+
+async def test_aborts_of_what_is_not_open_do_not_reach_the_core():
+    async with engine_in_process() as engine, raw_frontend(engine.address) as frontend:
+        handle = await frontend.add([5, 6], max_tokens=4)
+        await frontend.finish(handle)
+        await engine.wait_idle()
+        await frontend.abort(*range(16_384))
+        await frontend.utility(1, ping=pb.PingMethod())
+        assert not engine.core._eager_aborts

@@ -11,7 +11,7 @@ from frontend_svc.routing.balancer import Candidate, pick
 from frontend_svc.routing.convert import encode_request
 from frontend_svc.routing.engine_stream import MAX_HANDLE, EngineStream
 from frontend_svc.tokenizer_source import find_tokenizer
-from shared.engine_client import EngineLoss
+from shared.engine_client import MAX_MESSAGE_ITEMS, EngineLoss
 from shared.errors import DeadlineExceededError, OverloadedError, StartupError, UnavailableError
 from shared.types import (
     AbortCause,
@@ -174,6 +174,17 @@ async def test_what_is_queued_together_travels_together_adds_before_aborts():
     assert pb.AddRequest.FromString(adds.add_requests.requests[0]).handle == third
     assert list(aborts.abort_requests.handles) == [first, second]
     assert list(aborts.abort_requests.causes) == [AbortCause.DEADLINE, AbortCause.CLIENT]
+
+
+async def test_messages_hold_no_more_items_than_an_engine_takes():
+    stream = EngineStream("a:1", info())
+    handles = [stream.add_request(request(), Sink()) for _ in range(MAX_MESSAGE_ITEMS + 1)]
+    assert [len(message.add_requests.requests) for message in sent(stream)] == [MAX_MESSAGE_ITEMS, 1]
+    for handle in handles:
+        stream.abort_request(handle, AbortCause.CLIENT)
+    messages = sent(stream)
+    assert [len(message.abort_requests.handles) for message in messages] == [MAX_MESSAGE_ITEMS, 1]
+    assert [handle for message in messages for handle in message.abort_requests.handles] == handles
 
 
 async def test_a_request_that_nobody_waits_for_is_never_sent():

@@ -17,7 +17,7 @@ from engine_svc.core.interfaces import CompiledGrammar
 from engine_svc.grammar.compiler import Compiler, GrammarError, LibraryMatcher, load_compiler
 from engine_svc.grammar.source import field_of
 from engine_svc.grammar.trial_process import TrialProcess
-from shared.errors import InternalError, InvalidRequestError, TaktError
+from shared.errors import InternalError, InvalidRequestError, StartupError, TaktError
 from shared.types import StructuredOutputSpec
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ Outcome = LibraryMatcher | TaktError
 class GrammarOptions:
     """Whose tokenizer, and how much a grammar may take."""
 
-    # Holds tokenizer.json.
-    folder: Path
+    # Tells the folder that holds tokenizer.json, when it is first needed. May raise StartupError.
+    find_folder: Callable[[], Path]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     compile_timeout: float = 10.0
@@ -54,6 +54,7 @@ class GrammarCompiler:
         self._local = threading.local()
         self._trials: list[TrialProcess] = []
         self._compiler: Compiler | None = None
+        self._folder: Path | None = None
         self._compiler_lock = threading.Lock()
         # Guards everything below.
         self._lock = threading.Lock()
@@ -142,8 +143,9 @@ class GrammarCompiler:
         with self._compiler_lock:
             if self._compiler is None:
                 try:
-                    self._compiler = load_compiler(options.folder, options.vocab_size, options.eos_token_ids)
-                except GrammarError as error:
+                    self._folder = options.find_folder().resolve()
+                    self._compiler = load_compiler(self._folder, options.vocab_size, options.eos_token_ids)
+                except (GrammarError, StartupError) as error:
                     message = f"structured_output must come with a model that has a tokenizer, got {error}"
                     raise InvalidRequestError(message, field="structured_output", reason="NO_TOKENIZER") from None
             return self._compiler
@@ -152,8 +154,9 @@ class GrammarCompiler:
         trial: TrialProcess | None = getattr(self._local, "trial", None)
         if trial is None:
             options = self._options
+            assert self._folder is not None
             ids = [str(token_id) for token_id in options.eos_token_ids]
-            trial = self._local.trial = TrialProcess([str(options.folder.resolve()), str(options.vocab_size), *ids])
+            trial = self._local.trial = TrialProcess([str(self._folder), str(options.vocab_size), *ids])
             with self._lock:
                 self._trials.append(trial)
                 if self._closed:

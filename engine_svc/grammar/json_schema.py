@@ -27,9 +27,7 @@ _OTHERS = frozenset({"$ref", "type", "enum", "const", "pattern", "format", "requ
 SUPPORTED_KEYWORDS = _ANNOTATIONS | _ONE | _LISTS | _NAMED | _NUMBERS | _COUNTS | _OTHERS
 # The library counts properties only where none has a name.
 _UNCOUNTED_WITH = ("properties", "required", "patternProperties")
-FORMATS = frozenset(
-    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
+FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 _FIELD = "structured_output.json_schema"
 

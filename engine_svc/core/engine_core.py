@@ -191,6 +191,11 @@ class EngineCore:
             self.scheduler.preempt_all()
         return self.scheduler.kv.pool.reset()
 
+    @property
+    def num_waiting_for_grammar(self) -> int:
+        """Requests that can run only after their grammar was compiled."""
+        return self._structured.num_waiting
+
     def load(self) -> EngineLoad:
         """What the core is doing."""
         return EngineLoad(

@@ -12,16 +12,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine_svc.core.scheduler_output import IntArray
 from shared.errors import InvalidRequestError
 
-# Work of compiling (about 50,000 a ms), of one mask (14,000 and 20,000 a ms), and sizes.
-_LIMITS = {
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_items_in_row": 2_000,
-    # A state takes 1 to 2 kB in each request that reaches it.
-    "max_lexer_states": 20_000,
-    "max_grammar_size": 200_000,
-}
 _TOKENS_PER_WORD = 32
 
 
@@ -68,12 +58,28 @@ class LibraryMatcher:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
 
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        # Work of compiling; the library does about 50,000 a ms.
+        initial_lexer_fuel=1_000_000,
+        # Work of one mask, about 14,000 and 20,000 a ms.
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_items_in_row=2_000,
+        # A state takes 1 to 2 kB in each request that reaches it.
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        # Errors without texts of the client.
+        verbose_errors=False,
+    )
+
+
 class Compiler:
     """Compiles for one tokenizer."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._limits = LLParserLimits(**_LIMITS, verbose_errors=False)
+        self._limits = _limits()
         self._end_token_ids = tuple(tokenizer.eos_tokens)
         self._num_words = -(-tokenizer.vocab_size // _TOKENS_PER_WORD)
 

@@ -83,7 +83,9 @@ def check_schema(schema: Any, field: str = _FIELD) -> None:
     pending = [("#", schema)]
     while pending:
         path, value = pending.pop()
-        for keyword, argument in value.items() if isinstance(value, dict) else ():
+        if not isinstance(value, dict):
+            continue
+        for keyword, argument in value.items():
             where = f"{path}/{keyword}"
             if keyword not in SUPPORTED_KEYWORDS and not (keyword == "$id" and path == "#"):
                 message = f"{field} must use supported keywords only, got {keyword!r} at {where}"

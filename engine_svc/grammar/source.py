@@ -1,7 +1,7 @@
 """From what a client asked for to a grammar as the library takes it.
 
-Reads texts of clients with Python code, so it runs in the process of trials, where time and memory are bounded. Whatever
-is wrong with a text is an InvalidRequestError that names its field.
+Reads texts of clients with Python code, so it runs in the process of trials, where time and memory are bounded.
+Whatever is wrong with a text is an InvalidRequestError that names its field.
 """
 
 import json

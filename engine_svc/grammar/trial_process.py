@@ -64,7 +64,7 @@ class TrialProcess:
             process = self._process
             if process is not None and process.poll() is None:
                 return process
-            process = self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "engine_svc.grammar.trial", *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -2,8 +2,8 @@
 
 The order is vLLM's: what a grammar does not allow is masked; only allowed tokens stay; tokens that would complete a bad
 word, and end tokens below min_tokens, are masked; logit biases are added; then come the repetition penalty (over prompt
-and output), the frequency penalty and the presence penalty (both over the output). All arithmetic is in float32, and all
-cells of a kind are changed at once, whatever rows they are in. Rows without options are not touched.
+and output), the frequency penalty and the presence penalty (both over the output). All arithmetic is in float32, and
+all cells of a kind are changed at once, whatever rows they are in. Rows without options are not touched.
 """
 
 import math

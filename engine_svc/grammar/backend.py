@@ -103,8 +103,10 @@ class GrammarCompiler:
             trials = list(self._trials)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for trial in trials:
-            trial.close()
+            trial.kill()
         self._pool.shutdown(wait=True)
+        for trial in trials:
+            trial.close()
 
     @property
     def cached_bytes(self) -> int:
@@ -160,7 +162,7 @@ class GrammarCompiler:
             with self._lock:
                 self._trials.append(trial)
                 if self._closed:
-                    trial.close()
+                    trial.kill()
         return trial
 
     def _keep(self, spec: StructuredOutputSpec, outcome: Outcome, size: int) -> None:

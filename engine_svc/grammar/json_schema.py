@@ -25,8 +25,6 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 _OTHERS = frozenset({"$ref", "type", "enum", "const", "pattern", "format", "required"})
 SUPPORTED_KEYWORDS = _ANNOTATIONS | _ONE | _LISTS | _NAMED | _NUMBERS | _COUNTS | _OTHERS
-# The library counts properties only where none has a name.
-_UNCOUNTED_WITH = ("properties", "required", "patternProperties")
 FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 _FIELD = "structured_output.json_schema"
@@ -90,7 +88,7 @@ def check_schema(schema: Any, field: str = _FIELD) -> None:
             if keyword not in SUPPORTED_KEYWORDS and not (keyword == "$id" and path == "#"):
                 message = f"{field} must use supported keywords only, got {keyword!r} at {where}"
                 raise InvalidRequestError(message, field=field, reason="UNSUPPORTED_KEYWORD")
-            problem = _problem(keyword, argument, value)
+            problem = _problem(keyword, argument)
             if problem:
                 raise InvalidRequestError(f"{field}: {where} must be {problem}", field=field)
             pending += _subschemas(keyword, argument, where)
@@ -105,7 +103,7 @@ def _is_schema(value: Any) -> bool:
     return isinstance(value, dict | bool)
 
 
-def _problem(keyword: str, argument: Any, schema: dict[str, Any]) -> str:
+def _problem(keyword: str, argument: Any) -> str:
     """What an argument must be and is not, with what it is; empty when it is right."""
     rule = _form_rule(keyword, argument)
     if rule:
@@ -114,10 +112,6 @@ def _problem(keyword: str, argument: Any, schema: dict[str, Any]) -> str:
         return f"one of {', '.join(sorted(FORMATS))}, got {argument[:32]!r}"
     if keyword == "$ref" and not argument.startswith("#"):
         return f"a place in the same schema, beginning with #, got {argument[:64]!r}"
-    if keyword in ("minProperties", "maxProperties"):
-        beside = [name for name in _UNCOUNTED_WITH if schema.get(name)]
-        if beside:
-            return f"in a schema without {beside[0]}, which cannot be counted with it, got both"
     return ""
 
 

@@ -48,8 +48,8 @@ def grammar_source(spec: StructuredOutputSpec) -> str:
 
 
 def _json(schema: Any) -> str:
-    # As text, because the library takes a boolean schema no other way.
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": _WHITESPACE})
+    whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
+    return LLMatcher.grammar_from_json_schema(whole, overrides={"whitespace_pattern": _WHITESPACE})
 
 
 def _check_brackets(text: str, field: str) -> None:

@@ -50,6 +50,9 @@ def answer(compiler: Compiler, question: dict[str, Any]) -> dict[str, Any]:
         field = field_of(spec)
         message = f"{field} must be one that can be compiled, got {error}"
         return {"code": 3, "message": message, "reason": "GRAMMAR_NOT_COMPILED", "field": field}
+    except Exception as error:  # noqa: BLE001 - the library raises what its readers raise
+        message = f"{field_of(spec)} must be one that can be compiled, got {type(error).__name__}"
+        return {"code": 3, "message": message, "reason": "GRAMMAR_NOT_COMPILED", "field": field_of(spec)}
     return {"source": source}
 
 

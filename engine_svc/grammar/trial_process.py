@@ -1,6 +1,6 @@
 """The engine's end of a process of trials: started when it is first needed, killed when it takes too long.
 
-Belongs to one thread, except for `close`. A process that was killed or died is replaced by a new one for the next
+Belongs to one thread, except for `kill`. A process that was killed or died is replaced by a new one for the next
 question.
 """
 
@@ -43,11 +43,11 @@ class TrialProcess:
         try:
             reply = _ask(process, question, seconds)
         except TimeoutError:
-            self._kill(process)
+            _end(process)
             message = f"{field} must compile within {seconds:g} s, got one that does not"
             raise InvalidRequestError(message, field=field, reason="GRAMMAR_TIMEOUT") from None
         except OSError:
-            self._kill(process)
+            _end(process)
             if self._closed:
                 raise UnavailableError("the engine was shut down", reason="DRAINING") from None
             message = f"{field} must compile within the limits of memory and stack, got one that does not"
@@ -75,28 +75,34 @@ class TrialProcess:
         try:
             _ask(process, _FIRST_QUESTION, START_SECONDS)
         except OSError:
-            self._kill(process)
+            _end(process)
             raise UnavailableError(
                 "the process that tries grammars did not start", field="structured_output", reason="NO_GRAMMARS"
             ) from None
         return process
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-
-    def close(self) -> None:
-        """Ends the process; a question under way fails. Idempotent."""
+    def kill(self) -> None:
+        """Ends the process for good, from any thread: a question under way fails at once. Idempotent."""
         with self._lock:
             self._closed = True
-            process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
+            if self._process is not None:
+                self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process and lets go of it. Idempotent."""
+        self.kill()
+        if self._process is not None:
+            _end(self._process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            # What was written and not read is lost with the process.
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 def _error(reply: dict[str, Any]) -> TaktError:

@@ -51,7 +51,7 @@ class Compilations:
 
 
 class GrammarDriver(Driver):
-    """A driver whose core gets the grammars of a backend before each step, and waits for them when nothing else runs."""
+    """A driver whose core gets the grammars of a backend before each step, waiting when nothing else runs."""
 
     def __init__(self, core: EngineCore, compilations: Compilations, clock: Clock | None = None) -> None:
         super().__init__(core, clock)

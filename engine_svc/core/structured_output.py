@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.core.interfaces import CompiledGrammar, GrammarBackend, GrammarMatcher
+from engine_svc.core.interfaces import CompiledGrammar, GrammarBackend
 from engine_svc.core.request import Finish, Request, RequestStatus
 from engine_svc.core.rows import RowTable
 from engine_svc.core.scheduler_output import GrammarBitmask, IntArray, SchedulerOutput
@@ -99,8 +99,8 @@ class StructuredOutputManager:
     ) -> GrammarBitmask | None:
         """What the step's constrained rows may sample, None when there are none.
 
-        `finish` is called for a request whose grammar runs over its limits. Its row may sample anything, since what
-        it gives is thrown away.
+        `finish` is called for a request whose grammar runs over its limits, or allows nothing to one that has no end
+        tokens. Its row may sample anything, since what it gives is thrown away.
         """
         if not table.grammars:
             return None
@@ -110,12 +110,10 @@ class StructuredOutputManager:
         words: IntArray = np.zeros((len(rows), bitmask_words(self._vocab_size)), np.int32)
         for index, row in enumerate(rows):
             request = table.request(row)
-            try:
-                num_output = int(table.num_tokens[row] - table.num_prompt_tokens[row])
-                _fill(words[index], table.grammars[row], request, num_output)
-            except TaktError as error:
+            end = _fill(words[index], request, int(table.num_tokens[row] - table.num_prompt_tokens[row]))
+            if end is not None:
                 words[index] = -1
-                finish(request, _failed(error))
+                finish(request, end)
         return GrammarBitmask(rows=np.array(rows, np.int32), words=words)
 
     def check_invariants(self) -> None:
@@ -139,16 +137,23 @@ def _begin(request: Request, grammar: CompiledGrammar) -> Finish | None:
     return None
 
 
-def _fill(words: IntArray, matcher: GrammarMatcher, request: Request, num_output_tokens: int) -> None:
-    """Sets the bits of the tokens that a row may sample.
+def _fill(words: IntArray, request: Request, num_output_tokens: int) -> Finish | None:
+    """Sets the bits of the tokens that a request may sample, or returns its end.
 
     End tokens are allowed where the grammar may end: from min_tokens on, or when it allows nothing else.
     """
-    may_end = matcher.fill_bitmask(words)
+    assert request.grammar is not None
+    try:
+        may_end = request.grammar.fill_bitmask(words)
+    except TaktError as error:
+        return _failed(error)
     if may_end and (num_output_tokens >= request.sampling.min_tokens or not words.any()):
+        if not request.end_token_ids and not words.any():
+            return Finish(RequestStatus.FINISHED_STOPPED)
         bits = words.view(np.uint32)
         for token_id in request.end_token_ids:
             bits[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
+    return None
 
 
 def advance_grammars(table: RowTable, rows: IntArray, token_ids: IntArray) -> npt.NDArray[np.bool_]:

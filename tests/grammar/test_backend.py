@@ -158,7 +158,7 @@ def array_of(depth):
 
 
 def chain(length):
-    rules = "".join(f"r{index}: r{index + 1} r{index + 1} | \"a\"\n" for index in range(length))
+    rules = "".join(f'r{index}: r{index + 1} r{index + 1} | "a"\n' for index in range(length))
     return f'start: r0\n{rules}r{length}: "b"\n'
 
 
@@ -180,7 +180,10 @@ BOMBS = {
     "arrays of arrays": ("json_schema", array_of(4)),
     "a huge enum": ("json_schema", json.dumps({"enum": [f"v{index}" for index in range(6000)]})),
     "a huge object": ("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(1500)}})),
-    "references to itself": ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}'),
+    "references to itself": (
+        "json_schema",
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}',
+    ),
     "all of any": (
         "json_schema",
         json.dumps({"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": True}} for j in range(4)]} for i in range(12)]}),
@@ -239,7 +242,9 @@ def test_a_grammar_that_takes_too_long_is_refused_in_time(folder):
     compilations = Compilations(backend)
     try:
         answer = compilations.compile(spec(*BOMBS["a huge object"]))
-        assert answer.error.message == "structured_output.json_schema must compile within 0.001 s, got one that does not"
+        assert (
+            answer.error.message == "structured_output.json_schema must compile within 0.001 s, got one that does not"
+        )
         assert answer.error.reason == "GRAMMAR_TIMEOUT"
         # What took too long once may do well on a quieter machine.
         assert backend.cached_bytes == 0

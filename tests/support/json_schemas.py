@@ -150,9 +150,7 @@ COMBINED: dict[str, Any] = {
     "either type": {"anyOf": [whole(0, 99), text(8)]},
     "either object": {"anyOf": [obj({"cat": text(8)}), obj({"dog": text(8)})]},
     "one of types": {"oneOf": [whole(0, 99), text(8), NULL]},
-    "one of kinds": {
-        "oneOf": [obj({"kind": {"const": "circle"}, "r": number(0, 9)}), obj({"kind": {"const": "dot"}})]
-    },
+    "one of kinds": {"oneOf": [obj({"kind": {"const": "circle"}, "r": number(0, 9)}), obj({"kind": {"const": "dot"}})]},
     "one of ranges": {"oneOf": [{"const": "none"}, several(whole(0, 9), 1, 2)]},
     "both ranges": {"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 50}]},
     "both objects": {
@@ -169,9 +167,15 @@ COMBINED: dict[str, Any] = {
         "required": ["id", "extra"],
         "additionalProperties": False,
     },
-    "defined twice": {"$defs": {"name": text(10)}, **obj({"a": {"$ref": "#/$defs/name"}, "b": {"$ref": "#/$defs/name"}})},
+    "defined twice": {
+        "$defs": {"name": text(10)},
+        **obj({"a": {"$ref": "#/$defs/name"}, "b": {"$ref": "#/$defs/name"}}),
+    },
     "old definitions": {"definitions": {"age": whole(0, 99)}, **obj({"age": {"$ref": "#/definitions/age"}})},
-    "defined object": {"$defs": {"price": PRICE}, **obj({"net": {"$ref": "#/$defs/price"}, "gross": {"$ref": "#/$defs/price"}})},
+    "defined object": {
+        "$defs": {"price": PRICE},
+        **obj({"net": {"$ref": "#/$defs/price"}, "gross": {"$ref": "#/$defs/price"}}),
+    },
     "linked list": {"$defs": {"node": LISTED}, "$ref": "#/$defs/node"},
     "tree": {"$defs": {"tree": TREE}, "$ref": "#/$defs/tree"},
     "comment with replies": {
@@ -188,12 +192,16 @@ CALLS: dict[str, Any] = {
         "search": obj({"query": text(24)}, {"limit": whole(1, 50)}),
         "send_mail": obj({"to": {"type": "string", "format": "email", "maxLength": 24}, "subject": text(20)}),
         "book_table": obj({"date": formatted("date"), "time": formatted("time"), "people": whole(1, 8)}),
-        "set_alarm": obj({"hour": whole(0, 23), "minute": whole(0, 59), "days": several({"enum": ["mon", "tue"]}, 0, 2)}),
+        "set_alarm": obj(
+            {"hour": whole(0, 23), "minute": whole(0, 59), "days": several({"enum": ["mon", "tue"]}, 0, 2)}
+        ),
         "translate": obj({"text": text(24), "from": pattern("^[a-z]{2}$"), "to": pattern("^[a-z]{2}$")}),
         "convert": obj({"value": number(0, 1000), "from": text(4), "to": text(4)}),
         "play": obj({"track": text(18)}, {"shuffle": FLAG, "volume": whole(0, 10)}),
         "route": obj({"stops": several(obj({"lat": number(-90, 90), "lon": number(-180, 180)}), 2, 2)}),
-        "create_user": obj({"login": pattern("^[a-z][a-z0-9_]{2,11}$"), "roles": several({"enum": ["admin", "user"]}, 1, 2)}),
+        "create_user": obj(
+            {"login": pattern("^[a-z][a-z0-9_]{2,11}$"), "roles": several({"enum": ["admin", "user"]}, 1, 2)}
+        ),
         "move": obj({"direction": {"enum": ["n", "e", "s", "w"]}, "steps": whole(1, 9)}),
         "plot": obj({"kind": {"enum": ["bar", "line"]}, "points": several(several(whole(0, 9), 2, 2), 1, 3)}),
         "transfer": obj({"iban": pattern("^DE[0-9]{20}$"), "amount": number(0.01, 1000)}),

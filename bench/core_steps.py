@@ -32,7 +32,7 @@ class InstantExecutor:
         """Does nothing."""
         return _done(None)
 
-    def sample_tokens(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self, scheduler_output: SchedulerOutput, grammar=None) -> Future[ModelRunnerOutput]:
         """Answers at once."""
         count = int(scheduler_output.samples.sum())
         return _done(ModelRunnerOutput(scheduler_output.step, np.full(count, 1234, np.int32)))

@@ -60,6 +60,10 @@ class EngineConfig:
     max_logprobs: int = option(
         20, minimum=-1, help="Most likely tokens reported with a token at most; -1 is the whole vocabulary."
     )
+    grammar_compile_timeout: float = option(
+        10.0, minimum=0.1, help="Seconds that the grammar of a structured output may take to compile."
+    )
+    grammar_cache_bytes: str = option("64MiB", help="Bytes for compiled grammars that no request uses, like 64MiB.")
     logprobs_mode: str = option(
         "raw_logprobs",
         choices=("raw_logprobs", "processed_logprobs"),
@@ -89,6 +93,7 @@ class EngineConfig:
         check_limits(self)
         if self.kv_cache_memory is not None and self.kv_cache_bytes == 0:
             raise StartupError("--kv-cache-memory must be more than 0")
+        parse_bytes("--grammar-cache-bytes", self.grammar_cache_bytes)
 
     @property
     def kv_cache_bytes(self) -> int | None:

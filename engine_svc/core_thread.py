@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar, assert_never
 
 from engine_svc.core.engine_core import EngineCore
-from engine_svc.core.interfaces import Abort, Executor
+from engine_svc.core.interfaces import Abort, CompiledGrammar, Executor
 from engine_svc.core.outputs import EngineCoreOutputs
 from engine_svc.messages import (
     AbortRequests,
@@ -25,6 +25,7 @@ from engine_svc.messages import (
     CoreMessage,
     EngineFailed,
     GetLoad,
+    GrammarReady,
     Ping,
     ResetPrefixCache,
     StartProfile,
@@ -99,6 +100,10 @@ class CoreThread:
         """Ends requests: at once if their step is under way, else behind the adds that came before."""
         self._eager_aborts.extend(aborts)
         self._inbox.put(AbortRequests(tuple(aborts)))
+
+    def grammar_ready(self, grammar: CompiledGrammar) -> None:
+        """Queues what the grammar backend answers."""
+        self._inbox.put(GrammarReady(grammar))
 
     def fail(self, reason: str) -> None:
         """Makes `run` raise EngineDeadError, also while it waits for a step."""
@@ -201,6 +206,9 @@ class CoreThread:
                 self._unreported = True
             case ClientGone(client):
                 self._core.abort_client(client)
+                self._unreported = True
+            case GrammarReady(grammar):
+                self._core.take_ready_grammars((grammar,))
                 self._unreported = True
             case UtilityCall():
                 self._run_utility(message)

@@ -1,4 +1,4 @@
-"""What the io thread tells the core thread, and what a utility call answers.
+"""What other threads tell the core thread, and what a utility call answers.
 
 Plain values that cross one queue; they know neither protobuf nor the core. None of them can be written by a client as
 such: the service room builds each from a message that it has checked.
@@ -6,7 +6,7 @@ such: the service room builds each from a message that it has checked.
 
 from dataclasses import dataclass
 
-from engine_svc.core.interfaces import Abort
+from engine_svc.core.interfaces import Abort, CompiledGrammar
 from shared.errors import TaktError
 from shared.types import EngineLoad, EngineRequest
 
@@ -32,6 +32,13 @@ class ClientGone:
     """A client's stream ended; all its requests end with it."""
 
     client: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """A grammar is compiled, or cannot be."""
+
+    grammar: CompiledGrammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +96,4 @@ class WakeUp:
     """Only ends a wait; the state to look at is set already."""
 
 
-CoreMessage = AddRequests | AbortRequests | ClientGone | UtilityCall | EngineFailed | WakeUp
+CoreMessage = AddRequests | AbortRequests | ClientGone | GrammarReady | UtilityCall | EngineFailed | WakeUp

@@ -66,6 +66,7 @@ class EngineProcess:
         engine = self._engine = build_engine(config, progress)
         metrics.set_cache_config(engine.cache_config)
         core = self._core = CoreThread(engine.core, engine.executor, server.hub, execute_timeout=config.execute_timeout)
+        engine.grammars.register_listener(core.grammar_ready)
         freeze_heap()
         self._io.run(self._set_ready(server, engine, core, metrics))
         self._signals.watch(self._io.loop, self._begin_shutdown)
@@ -142,10 +143,16 @@ class EngineProcess:
         if self._metrics_server is not None:
             self._metrics_server.close()
         if self._engine is not None:
-            # In a thread, because a device that hangs would keep this from ending.
-            ending = threading.Thread(target=self._engine.executor.shutdown, name="executor-shutdown", daemon=True)
-            ending.start()
-            ending.join(EXECUTOR_SHUTDOWN_SECONDS)
+            # In threads, because a device or a library that hangs would keep this from ending.
+            ending = [
+                threading.Thread(target=end, name="shutdown", daemon=True)
+                for end in (self._engine.executor.shutdown, self._engine.grammars.shutdown)
+            ]
+            for thread in ending:
+                thread.start()
+            deadline = time.monotonic() + EXECUTOR_SHUTDOWN_SECONDS
+            for thread in ending:
+                thread.join(max(0.0, deadline - time.monotonic()))
         if self._server is not None:
             self._io.stop(1.0)
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_svc.config import EngineConfig
+from engine_svc.config import EngineConfig, parse_bytes
 from engine_svc.core.engine_core import EngineCore
 from engine_svc.core.interfaces import Executor, KVCacheConfig, KVCacheSpec
 from engine_svc.core.scheduler import SchedulerConfig
 from engine_svc.executor.fake import FakeExecutor, FakeExecutorOptions
+from engine_svc.grammar.backend import GrammarCompiler, GrammarOptions
 from engine_svc.model.checkpoint import eos_token_ids, read_json, tokenizer_digest
 from engine_svc.model.resolve import resolve_model
 from engine_svc.step_recorder import StepRecorder
@@ -35,6 +36,7 @@ class Engine:
 
     core: EngineCore
     recorder: StepRecorder
+    grammars: GrammarCompiler
     info: EngineInfo
     cache_config: dict[str, str]
 
@@ -97,8 +99,9 @@ def assemble_engine(config: EngineConfig, executor: Executor) -> Engine:
     )
     executor.initialize_kv_cache(kv_config)
     recorder = StepRecorder(executor)
+    grammars = build_grammars(config, executor)
     try:
-        core = EngineCore(scheduler_config, kv_config, recorder, vocab_size=info.vocab_size)
+        core = EngineCore(scheduler_config, kv_config, recorder, vocab_size=info.vocab_size, grammars=grammars)
     except ValueError as error:
         raise StartupError(str(error)) from None
     logger.info(
@@ -111,6 +114,7 @@ def assemble_engine(config: EngineConfig, executor: Executor) -> Engine:
     return Engine(
         core=core,
         recorder=recorder,
+        grammars=grammars,
         info=engine_info(config, executor, scheduler_config, kv_config),
         cache_config={
             "block_size": str(config.block_size),
@@ -120,6 +124,26 @@ def assemble_engine(config: EngineConfig, executor: Executor) -> Engine:
             "prefix_caching_hash_algo": "sha256",
             "kv_cache_memory_bytes": str(size.num_blocks * _bytes_per_block(config, specs)),
         },
+    )
+
+
+def build_grammars(config: EngineConfig, executor: Executor) -> GrammarCompiler:
+    """What compiles grammars for the model's tokenizer; it starts nothing before a request wants one."""
+
+    def find_folder() -> Path:
+        # The fake takes its model as a folder without asking whether it is one.
+        path = Path(config.model) if config.executor == "fake" else resolve_model(config.model, config.revision)
+        return path if path.is_dir() else path.parent
+
+    info = executor.model_info
+    return GrammarCompiler(
+        GrammarOptions(
+            find_folder=find_folder,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+            compile_timeout=config.grammar_compile_timeout,
+            cache_bytes=parse_bytes("--grammar-cache-bytes", config.grammar_cache_bytes),
+        )
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from engine_svc.core.interfaces import Executor, KVCacheConfig, KVCacheSpec, ModelInfo, ModelRunnerOutput
-from engine_svc.core.scheduler_output import SchedulerOutput
+from engine_svc.core.scheduler_output import GrammarBitmask, SchedulerOutput
 
 MAX_ROWS_TOLD = 64
 
@@ -51,9 +51,11 @@ class StepRecorder:
         self._steps.append(scheduler_output)
         return self._executor.execute_model(scheduler_output)
 
-    def sample_tokens(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def sample_tokens(
+        self, scheduler_output: SchedulerOutput, grammar: GrammarBitmask | None = None
+    ) -> Future[ModelRunnerOutput]:
         """Samples the started step's tokens."""
-        return self._executor.sample_tokens(scheduler_output)
+        return self._executor.sample_tokens(scheduler_output, grammar)
 
     def register_failure_callback(self, callback: Callable[[str], None]) -> None:
         """Calls `callback` with a reason when the executor fails."""

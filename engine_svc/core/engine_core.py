@@ -10,10 +10,19 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from engine_svc.core.interfaces import Abort, Executor, KVCacheConfig, ModelRunnerOutput, StepContext
+from engine_svc.core.interfaces import (
+    Abort,
+    CompiledGrammar,
+    Executor,
+    GrammarBackend,
+    KVCacheConfig,
+    ModelRunnerOutput,
+    StepContext,
+)
 from engine_svc.core.outputs import EngineCoreOutputs, OutputCollector
 from engine_svc.core.request import Finish, Request, RequestStatus, build_request
 from engine_svc.core.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from engine_svc.core.structured_output import StructuredOutputManager
 from engine_svc.core.validation import RequestLimits, validate_request
 from shared.errors import DuplicateRequestError, TaktError
 from shared.types import AbortCause, EngineLoad, EngineRequest, FinishedRequest, FinishReason, WireError
@@ -26,9 +35,18 @@ class EngineCore:
     """One replica's core."""
 
     def __init__(
-        self, config: SchedulerConfig, kv_config: KVCacheConfig, executor: Executor, *, vocab_size: int
+        self,
+        config: SchedulerConfig,
+        kv_config: KVCacheConfig,
+        executor: Executor,
+        *,
+        vocab_size: int,
+        grammars: GrammarBackend | None = None,
     ) -> None:
-        """The executor's KV cache is initialised already. Raises ValueError for limits that contradict each other."""
+        """The executor's KV cache is initialised already. Without `grammars` constrained requests are refused.
+
+        Raises ValueError for limits that contradict each other.
+        """
         _check_config(config, kv_config)
         self._config = config
         self._executor = executor
@@ -39,6 +57,7 @@ class EngineCore:
             max_logprobs=config.max_logprobs,
         )
         self._outputs = OutputCollector()
+        self._structured = StructuredOutputManager(grammars, vocab_size)
         self.scheduler = Scheduler(config, kv_config, self._outputs)
         self._requests: dict[tuple[int, int], Request] = {}
         self._deadlines: list[tuple[float, int, tuple[int, int]]] = []
@@ -54,6 +73,7 @@ class EngineCore:
                 message = f"handle {request.handle} is in flight"
                 raise DuplicateRequestError(message, field="handle")
             validate_request(request, self._limits)
+            self._structured.check_request(request)
         except TaktError as error:
             wire = WireError(error.code, error.reason, error.message, error.field)
             refused = FinishedRequest(handle=request.handle, reason=FinishReason.ERROR, error=wire)
@@ -66,7 +86,14 @@ class EngineCore:
         self._requests[added.key] = added
         if added.deadline is not None:
             heapq.heappush(self._deadlines, (added.deadline, added.sequence, added.key))
-        self.scheduler.add_request(added)
+        if added.is_constrained:
+            self._structured.start(added)
+        else:
+            self.scheduler.add_request(added)
+
+    def take_ready_grammars(self, grammars: Sequence[CompiledGrammar]) -> None:
+        """Admits requests whose grammar is compiled; where that failed, or refuses what was resumed, they end."""
+        self._structured.take_ready(grammars, self.scheduler.add_request, self._finish)
 
     def abort_requests(self, aborts: Sequence[Abort]) -> None:
         """Ends requests wherever they stand; unknown and finished ones are no error."""
@@ -87,7 +114,10 @@ class EngineCore:
 
     def _finish(self, request: Request, finish: Finish) -> None:
         """The one way out: gives back row or place in the queue, and tells the client unless it asked for the end."""
-        self.scheduler.remove(request)
+        if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
+            self._structured.remove(request)
+        else:
+            self.scheduler.remove(request)
         del self._requests[request.key]
         request.status = finish.status
         self._outputs.stats.num_finished += 1
@@ -143,7 +173,8 @@ class EngineCore:
         if batch is None:
             return False
         self._executor.execute_model(batch.output)
-        self._in_flight.append((batch, self._executor.sample_tokens(batch.output)))
+        grammar = self._structured.bitmask_for(batch.output, self.scheduler.rows, self._finish)
+        self._in_flight.append((batch, self._executor.sample_tokens(batch.output, grammar)))
         return True
 
     def _finish_batch(self, context: StepContext) -> None:
@@ -160,20 +191,26 @@ class EngineCore:
             self.scheduler.preempt_all()
         return self.scheduler.kv.pool.reset()
 
+    @property
+    def num_waiting_for_grammar(self) -> int:
+        """Requests that can run only after their grammar was compiled."""
+        return self._structured.num_waiting
+
     def load(self) -> EngineLoad:
         """What the core is doing."""
         return EngineLoad(
             num_running=self.scheduler.rows.num_running,
-            num_waiting=self.scheduler.num_waiting,
+            num_waiting=self.scheduler.num_waiting + self._structured.num_waiting,
             kv_cache_usage=self.scheduler.kv.pool.usage,
             step_counter=self.scheduler.step,
-            num_waiting_tokens=self.scheduler.num_waiting_tokens,
+            num_waiting_tokens=self.scheduler.num_waiting_tokens + self._structured.num_waiting_tokens,
         )
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless requests, rows and blocks agree and nothing is leaked."""
         self.scheduler.check_invariants()
-        held = self.scheduler.rows.num_running + self.scheduler.num_waiting
+        self._structured.check_invariants()
+        held = self.scheduler.rows.num_running + self.scheduler.num_waiting + self._structured.num_waiting
         assert held == len(self._requests), "a request is in no queue and no row, or in two"
         assert all(not request.status.is_finished for request in self._requests.values()), "a finished request is kept"
 

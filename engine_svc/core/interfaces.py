@@ -1,6 +1,6 @@
-"""What the core needs of others: the executor that runs the model, and the surroundings of a step.
+"""What the core needs of others: the executor that runs the model, grammars, and the surroundings of a step.
 
-Implementations live in engine_svc.executor and engine_svc.service; the core imports neither.
+Implementations live in engine_svc.executor, engine_svc.grammar and engine_svc.service; the core imports none of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
-from shared.types import AbortCause, NumericsFingerprint
+from engine_svc.core.scheduler_output import GrammarBitmask, IntArray, SchedulerOutput
+from shared.errors import TaktError
+from shared.types import AbortCause, NumericsFingerprint, StructuredOutputSpec
 
 T = TypeVar("T")
 
@@ -114,8 +115,13 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[None]:
         """Starts a step and returns at once. The future fails when the step does."""
 
-    def sample_tokens(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Samples the started step's tokens. Fails with the step's own error when the step failed."""
+    def sample_tokens(
+        self, scheduler_output: SchedulerOutput, grammar: GrammarBitmask | None = None
+    ) -> Future[ModelRunnerOutput]:
+        """Samples the started step's tokens, for the rows of `grammar` among those that it allows.
+
+        Fails with the step's own error when the step failed.
+        """
 
     def register_failure_callback(self, callback: Callable[[str], None]) -> None:
         """Calls `callback` with a reason, from any thread, when the executor fails; at once if it has failed."""
@@ -128,6 +134,49 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Releases threads, processes and memory; idempotent."""
+
+
+class GrammarMatcher(Protocol):
+    """A place in a grammar: which tokens may come next. Belongs to one request; the core alone calls it."""
+
+    def fill_bitmask(self, words: IntArray) -> bool:
+        """Sets the bits of the tokens that may come next in zeroed `words` [ceil(vocab_size / 32)].
+
+        End tokens are left out; returns whether the output may end here. Raises InvalidRequestError when that takes
+        more than the grammar's limits allow.
+        """
+
+    def accept_token(self, token_id: int) -> bool:
+        """Goes on behind a token, or returns False where it may not come."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end may come next."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGrammar:
+    """The answer to GrammarBackend.compile: a matcher at its beginning, or why there is none."""
+
+    ticket: int
+    matcher: GrammarMatcher | None
+    error: TaktError | None = None
+
+
+class GrammarBackend(Protocol):
+    """Compiles grammars beside the core, within limits of size and time."""
+
+    def compile(self, ticket: int, spec: StructuredOutputSpec) -> None:
+        """Starts to compile and returns at once. The answer is a CompiledGrammar with this ticket, once."""
+
+    def cancel(self, ticket: int) -> None:
+        """Wants no answer any more; one that is under way may still come."""
+
+    def register_listener(self, listener: Callable[[CompiledGrammar], None]) -> None:
+        """Calls `listener` with each answer, from any thread. Answers from before are given at once."""
+
+    def shutdown(self) -> None:
+        """Ends threads and processes; idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from engine_svc.core.interfaces import GrammarMatcher
 from engine_svc.core.scheduler_output import IntArray
 from shared.types import AbortCause, EngineRequest, FinishReason, PoolingParams, SamplingParams, WireError
 
@@ -81,6 +82,8 @@ class Request:
     queued_at: float
     deadline: float | None
     pooling: PoolingParams | None = None
+    # Where the output stands in its grammar; set while it is constrained and its grammar is compiled.
+    grammar: GrammarMatcher | None = None
     # Prompt tokens whose log-probabilities were handed out, from the second token on.
     num_prompt_logprobs: int = 0
     status: RequestStatus = RequestStatus.WAITING
@@ -98,6 +101,16 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and known output, exact while the request holds no row."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends the output."""
+        return self.stop_token_ids if self.eos_token_id < 0 else (self.eos_token_id, *self.stop_token_ids)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its output must follow a grammar."""
+        return self.sampling.structured_output is not None and self.pooling is None
 
     @property
     def awaits_prompt_logprobs(self) -> bool:

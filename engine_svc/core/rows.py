@@ -10,6 +10,7 @@ is released, which is how a step's result recognises that its row belongs to som
 import numpy as np
 import numpy.typing as npt
 
+from engine_svc.core.interfaces import GrammarMatcher
 from engine_svc.core.request import NO_ROW, Request
 from engine_svc.core.scheduler_output import IntArray
 from shared.types import RepetitionDetection
@@ -40,6 +41,8 @@ class RowTable:
         self.repetition: dict[int, RepetitionDetection] = {}
         self.pooling: set[int] = set()
         self.prompt_logprobs: set[int] = set()
+        # Where the outputs of constrained rows stand in their grammars.
+        self.grammars: dict[int, GrammarMatcher] = {}
         # Admission order, which is also the order of the batch.
         self._running: list[int] = []
         self._running_array: IntArray | None = None
@@ -104,6 +107,8 @@ class RowTable:
         if request.pooling is not None:
             self.pooling.add(row)
             return
+        if request.grammar is not None:
+            self.grammars[row] = request.grammar
         if sampling.repetition_detection is not None:
             self.repetition[row] = sampling.repetition_detection
         if request.awaits_prompt_logprobs:
@@ -118,6 +123,7 @@ class RowTable:
         self.requests[row] = None
         self.repetition.pop(row, None)
         self.pooling.discard(row)
+        self.grammars.pop(row, None)
         self.prompt_logprobs.discard(row)
         self.generations[row] += 1
         self._running.remove(row)

@@ -22,6 +22,7 @@ from engine_svc.core.request_queue import make_request_queue
 from engine_svc.core.rows import RowTable
 from engine_svc.core.scheduler_output import IntArray, RowAdded, SchedulerOutput
 from engine_svc.core.stop_check import find_stops
+from engine_svc.core.structured_output import advance_grammars, token_refused
 from shared.errors import InternalError, InvalidRequestError
 from shared.types import WireError
 
@@ -117,6 +118,9 @@ class Scheduler:
         """New tokens for each running row. Rows that need one token come first, so that no prompt starves them."""
         table = self.rows
         known = table.num_tokens[rows] + table.num_placeholders[rows]
+        if table.grammars:
+            # What a constrained row may sample depends on its last token, so it waits until that is known.
+            known = np.where(np.isin(rows, list(table.grammars)), table.num_tokens[rows], known)
         # The last token of a full output is sampled from the one before it and never computed.
         num_new: IntArray = np.minimum(known, table.max_total_tokens[rows] - 1) - table.num_computed_tokens[rows]
         threshold = self._config.long_prefill_token_threshold
@@ -261,6 +265,11 @@ class Scheduler:
         if not good.all():
             for row, token_id in zip(rows[~good].tolist(), token_ids[~good].tolist(), strict=True):
                 finish(table.request(row), _nothing_allowed() if token_id == MASKED_TOKEN else _not_finite())
+            rows, token_ids = rows[good], token_ids[good]
+        if table.grammars:
+            good = advance_grammars(table, rows, token_ids)
+            for row in rows[~good].tolist():
+                finish(table.request(row), token_refused())
             rows, token_ids = rows[good], token_ids[good]
         first = table.num_tokens[rows] == table.num_prompt_tokens[rows]
         table.append_tokens(rows, token_ids, now)

@@ -49,6 +49,18 @@ class BlockTableCells:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarBitmask:
+    """Tokens that a step's constrained rows may sample; it follows the step while that is being computed.
+
+    `rows` [n] are among the rows that sample. Bit t % 32 of `words` [n, ceil(vocab_size / 32)] at word t // 32 is set
+    for each token t that may be sampled. End tokens below min_tokens are dealt with in the bits.
+    """
+
+    rows: IntArray
+    words: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """One step. Arrays named `rows`, `num_computed_tokens`, `num_scheduled_tokens`, `samples` have one length."""
 

@@ -1,8 +1,9 @@
 """Finds the requests that end with the token just appended, for all rows at once.
 
 The order of the checks is part of the contract: the primary end token (no stop reason), then stop token ids (the id is
-the reason), then length, then repetition. So an end token that is also the last allowed token ends with stop. For stop
-tokens min_tokens needs no check here: they are masked in sampling until it is reached.
+the reason), then a grammar that allows nothing more to a request that has no end tokens, then length, then repetition.
+So an end token that is also the last allowed token ends with stop. For stop tokens min_tokens needs no check here: they
+are masked in sampling until it is reached.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 from engine_svc.core.request import RequestStatus
 from engine_svc.core.rows import RowTable
 from engine_svc.core.scheduler_output import IntArray
+from engine_svc.core.structured_output import is_complete
 from shared.types import RepetitionDetection
 
 
@@ -21,6 +23,9 @@ def find_stops(table: RowTable, rows: IntArray, token_ids: IntArray) -> Iterator
     at_stop = (token_ids[:, np.newaxis] == table.stop_token_ids[rows]).any(axis=1)
     at_length = table.num_tokens[rows] >= table.max_total_tokens[rows]
     ended = at_eos | at_stop | at_length
+    if table.grammars:
+        at_eos |= np.array([is_complete(table, row) for row in rows.tolist()], np.bool_)
+        ended |= at_eos
     for index in np.flatnonzero(ended).tolist():
         row = int(rows[index])
         if at_eos[index]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.errors import InvalidRequestError
-from shared.types import EngineRequest, SamplingParams
+from shared.types import EngineRequest, SamplingParams, StructuredOutputKind
 
 _POOLINGS = ("last", "mean")
 
@@ -30,6 +30,8 @@ class RequestLimits:
     # Each word of a client may come as two sequences.
     max_bad_words: int = 256
     max_bad_word_tokens: int = 1024
+    # Bytes of the text of a schema, expression or grammar.
+    max_structured_output_bytes: int = 64 * 1024
 
 
 def _require(ok: bool, field: str, rule: str, value: object) -> None:
@@ -130,6 +132,18 @@ def _check_logprobs(request: EngineRequest, limits: RequestLimits) -> None:
         _require(sampling.logprobs == len(chosen), "logprobs", rule, sampling.logprobs)
 
 
+def _check_structured_output(sampling: SamplingParams, limits: RequestLimits) -> None:
+    wanted = sampling.structured_output
+    if wanted is None:
+        return
+    name = f"structured_output.{wanted.kind.name.lower()}"
+    size, limit = len(wanted.spec.encode(errors="surrogatepass")), limits.max_structured_output_bytes
+    _require(size <= limit, name, f"at most {limit} bytes", size)
+    _require("\0" not in wanted.spec, name, "a text without NUL", "one with NUL")
+    is_object = wanted.kind is StructuredOutputKind.JSON_OBJECT
+    _require(is_object or bool(wanted.spec.strip()), name, "a text that is not empty", "an empty one")
+
+
 def _check_pooling(request: EngineRequest, limits: RequestLimits) -> None:
     assert request.pooling is not None
     pooling, prompt = request.pooling.pooling, len(request.prompt_token_ids)
@@ -149,6 +163,7 @@ def validate_request(request: EngineRequest, limits: RequestLimits) -> None:
         _check_penalties(request.sampling, limits)
         _check_tokens(request.sampling, limits)
         _check_logprobs(request, limits)
+        _check_structured_output(request.sampling, limits)
     else:
         _check_pooling(request, limits)
     _check_deadline(request)

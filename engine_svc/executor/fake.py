@@ -1,7 +1,8 @@
 """An executor without a model: its tokens are a function of the prompt, the seed and the output index.
 
 So a test can predict every token, whatever the scheduler does with the request, by `fake_token`, and what is reported
-beside tokens by fake_results. Of the options that change logits it knows min_tokens alone. It keeps the same row
+beside tokens by fake_results. Of the options that change logits it knows min_tokens and grammars alone: of the tokens
+that a grammar allows it takes the one at the index of its token, modulo their number. It keeps the same row
 mirror as the real runner and a KV cache of fingerprints, and fails the step when the scheduler asks for something a
 model could not compute. Step time, failures, hangs and bad logits are settable.
 """
@@ -19,16 +20,17 @@ import numpy as np
 
 from engine_svc.core.interfaces import (
     INVALID_TOKEN,
+    MASKED_TOKEN,
     KVCacheConfig,
     KVCacheSpec,
     ModelInfo,
     ModelRunnerOutput,
 )
-from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
+from engine_svc.core.scheduler_output import GrammarBitmask, IntArray, SchedulerOutput
 from engine_svc.executor.fake_results import prompt_results, sampled_results
 from engine_svc.executor.profiles import trace_path
 from engine_svc.executor.prompt_shares import PromptResults
-from engine_svc.executor.row_mirror import RowMirror
+from engine_svc.executor.row_mirror import RowMirror, grammar_mask
 from engine_svc.executor.serial_worker import SerialWorker
 from engine_svc.executor.shadow_kv import ShadowKVCache, UInt64Array, mix64
 from shared.errors import PreconditionError, StartupError
@@ -60,6 +62,19 @@ def _mixed_tokens(digests: UInt64Array, indices: IntArray, vocab_size: int) -> I
     first = first_fake_token(vocab_size)
     mixed = mix64(digests + (indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
     return (mixed % np.uint64(vocab_size - first)).astype(np.int32) + np.int32(first)
+
+
+def allowed_token(words: IntArray, token_id: int) -> int:
+    """The token that stands in for `token_id` where only those of a bitmask may be sampled."""
+    allowed = np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0]
+    return int(allowed[token_id % len(allowed)]) if len(allowed) else MASKED_TOKEN
+
+
+def _follow(grammar: GrammarBitmask, rows: IntArray, token_ids: IntArray) -> None:
+    mask = grammar_mask(rows, grammar)
+    for index, words in zip(mask.rows.tolist(), mask.words, strict=True):
+        if token_ids[index] >= 0:
+            token_ids[index] = allowed_token(words, int(token_ids[index]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +178,13 @@ class FakeExecutor:
             return Future()
         return self._worker.submit(lambda: self._execute(scheduler_output))
 
-    def sample_tokens(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def sample_tokens(
+        self, scheduler_output: SchedulerOutput, grammar: GrammarBitmask | None = None
+    ) -> Future[ModelRunnerOutput]:
         """Samples the started step's tokens."""
         if self._options.synchronous and scheduler_output.step == self._options.hang_at_step:
             return Future()
-        return self._worker.submit(lambda: self._sample(scheduler_output))
+        return self._worker.submit(lambda: self._sample(scheduler_output, grammar))
 
     def _execute(self, output: SchedulerOutput) -> None:
         started = time.perf_counter()
@@ -205,12 +222,14 @@ class FakeExecutor:
         if step == self._options.fail_at_step:
             raise RuntimeError(f"step {step} fails, as the options ask for")
 
-    def _sample(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _sample(self, output: SchedulerOutput, grammar: GrammarBitmask | None) -> ModelRunnerOutput:
         mirror = self._require_mirror()
         rows = output.rows[output.samples]
         token_ids = self._choose(mirror, rows)
+        if grammar is not None:
+            _follow(grammar, rows, token_ids)
         if self._shadow is not None:
-            self._shadow.append(rows, mirror.num_tokens[rows], np.where(token_ids == INVALID_TOKEN, 0, token_ids))
+            self._shadow.append(rows, mirror.num_tokens[rows], np.maximum(token_ids, 0))
         wanted = mirror.options.logprobs_wanted(rows)
         logprobs = sampled_results(mirror, rows, token_ids, wanted, self._options.vocab_size) if wanted else ()
         mirror.append_sampled(rows, token_ids)

@@ -1,9 +1,9 @@
 """Changes logits as the options of their rows ask for, before anything is sampled from them.
 
-The order is vLLM's: only allowed tokens stay; tokens that would complete a bad word, and end tokens below min_tokens,
-are masked; logit biases are added; then come the repetition penalty (over prompt and output), the frequency penalty
-and the presence penalty (both over the output). All arithmetic is in float32, and all cells of a kind are changed at
-once, whatever rows they are in. Rows without options are not touched.
+The order is vLLM's: what a grammar does not allow is masked; only allowed tokens stay; tokens that would complete a bad
+word, and end tokens below min_tokens, are masked; logit biases are added; then come the repetition penalty (over prompt
+and output), the frequency penalty and the presence penalty (both over the output). All arithmetic is in float32, and
+all cells of a kind are changed at once, whatever rows they are in. Rows without options are not touched.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_svc.executor.grammar_mask import apply_grammar_mask
 from engine_svc.executor.row_options import LogitsOptions
 from engine_svc.executor.sampling_batch import SamplingBatch
 
@@ -22,6 +23,8 @@ Cells = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 def process_logits(logits: torch.Tensor, batch: SamplingBatch) -> None:
     """Changes float32 `logits` [num_rows, vocab_size] in place."""
     options = batch.options
+    if batch.grammar is not None:
+        apply_grammar_mask(logits, batch.grammar)
     if options is not None and len(options.allowed_rows):
         _allow(logits, options)
     _mask(logits, (batch.masked_rows, batch.masked_token_ids))

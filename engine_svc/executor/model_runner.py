@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine_svc.core.interfaces import KVCacheConfig, ModelRunnerOutput, RowLogprobs
-from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
+from engine_svc.core.scheduler_output import GrammarBitmask, IntArray, SchedulerOutput
 from engine_svc.executor.logprobs import sampled_logprobs
 from engine_svc.executor.prompt_outputs import read_prompts
 from engine_svc.executor.prompt_shares import PromptResults, PromptShare, plan_prompt_shares
@@ -54,8 +54,8 @@ class ModelRunner:
         self._pending = (output.step, logits)
 
     @torch.inference_mode()
-    def sample_tokens(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Samples a token for each row with `samples` set, and appends it to the row."""
+    def sample_tokens(self, output: SchedulerOutput, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
+        """Samples a token for each row with `samples` set, among those that `grammar` allows, and appends it."""
         rows: IntArray = output.rows[output.samples]
         if not len(rows):
             self._pending = None
@@ -64,7 +64,7 @@ class ModelRunner:
         step, logits = self._pending
         assert step == output.step, f"step {output.step} is sampled after the execution of step {step}"
         self._pending = None
-        batch = self._mirror.sampling_batch(rows)
+        batch = self._mirror.sampling_batch(rows, grammar)
         wanted = self._mirror.options.logprobs_wanted(rows)
         token_ids, logprobs = (
             self._sample_with_logprobs(logits, batch, wanted) if wanted else (sample(logits, batch), ())

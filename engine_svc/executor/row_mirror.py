@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_svc.core.interfaces import KVCacheConfig
-from engine_svc.core.scheduler_output import BlockTableCells, IntArray, RowAdded, SchedulerOutput
+from engine_svc.core.scheduler_output import BlockTableCells, GrammarBitmask, IntArray, RowAdded, SchedulerOutput
 from engine_svc.executor.row_options import RowOptions
-from engine_svc.executor.sampling_batch import SamplingBatch
+from engine_svc.executor.sampling_batch import GrammarMask, SamplingBatch
 
 NO_TOKEN = -1
 _NO_PAIRS: npt.NDArray[np.int64] = np.zeros(0, np.int64)
@@ -135,11 +135,16 @@ class RowMirror:
         self.token_ids[rows, self.num_tokens[rows]] = np.maximum(token_ids, 0)
         self.num_tokens[rows] += 1
 
-    def sampling_batch(self, rows: IntArray) -> SamplingBatch:
-        """Parameters of the rows that sample now."""
+    def sampling_batch(self, rows: IntArray, grammar: GrammarBitmask | None = None) -> SamplingBatch:
+        """Parameters of the rows that sample now; those of `grammar` are among them."""
         output_index = self.num_output_tokens(rows)
         masked_rows, masked_token_ids = _NO_PAIRS, _NO_PAIRS
-        below = np.flatnonzero(output_index < self.min_tokens[rows])
+        is_below = output_index < self.min_tokens[rows]
+        mask = None if grammar is None else grammar_mask(rows, grammar)
+        if mask is not None:
+            # The bitmask has seen to their end tokens, and allows them where the grammar allows nothing else.
+            is_below[mask.rows] = False
+        below = np.flatnonzero(is_below)
         if len(below):
             stops = self.stop_token_ids[rows[below]].astype(np.int64)
             index, column = np.nonzero(stops != NO_TOKEN)
@@ -155,4 +160,12 @@ class RowMirror:
             masked_rows=masked_rows,
             masked_token_ids=masked_token_ids,
             options=self.options.logits_options(rows, self),
+            grammar=mask,
         )
+
+
+def grammar_mask(rows: IntArray, grammar: GrammarBitmask) -> GrammarMask:
+    """A step's bitmask by row of the logits, whose order is that of `rows`."""
+    index = np.flatnonzero(np.isin(rows, grammar.rows))
+    order = np.argsort(grammar.rows)
+    return GrammarMask(index, grammar.words[order[np.searchsorted(grammar.rows, rows[index], sorter=order)]])

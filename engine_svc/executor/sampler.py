@@ -1,6 +1,6 @@
 """Logits to token ids: a pure function of each row's logits, parameters, seed and output index.
 
-Order, as in vLLM: logits are changed as logits_processors tells (allowed tokens, bad words, end tokens below
+Order, as in vLLM: logits are changed as logits_processors tells (grammar, allowed tokens, bad words, end tokens below
 min_tokens, biases, penalties); greedy rows take the most likely token; for the others temperature, then min_p (relative
 to the most likely token), then top_k (keeping ties with the k-th), then top_p over what is left, renormalised (in
 descending order, equal ones by lower id, up to and including the token that reaches p).
@@ -47,7 +47,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> IntArray:
     # Both max and argmax give the first of equal values, and NaN where there is one.
     largest, token_ids = logits.max(dim=1)
     token_ids = torch.where(largest.isfinite(), token_ids, INVALID_TOKEN)
-    if batch.options is not None:
+    if batch.options is not None or batch.grammar is not None:
         token_ids = torch.where(largest == -math.inf, MASKED_TOKEN, token_ids)
     sampled = np.flatnonzero(~batch.is_greedy)
     rows_at_once = max(1, _BLOCK_ELEMENTS // logits.shape[1])

@@ -9,6 +9,17 @@ from engine_svc.core.scheduler_output import IntArray
 from engine_svc.executor.row_options import LogitsOptions
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarMask:
+    """Tokens that some rows of the logits may sample.
+
+    `rows` [n] ascend. Bit t % 32 of `words` [n, ceil(vocab_size / 32)] at word t // 32 is set for each allowed token t.
+    """
+
+    rows: npt.NDArray[np.int64]
+    words: IntArray
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBatch:
     """Parameters of the rows that sample, in the order of the logits. Arrays are [num_rows], unless told."""
@@ -27,3 +38,4 @@ class SamplingBatch:
     masked_token_ids: npt.NDArray[np.int64]
     # What else changes the logits; None when nothing does.
     options: LogitsOptions | None = None
+    grammar: GrammarMask | None = None

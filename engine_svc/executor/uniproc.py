@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine_svc.core.interfaces import KVCacheConfig, KVCacheSpec, ModelInfo, ModelRunnerOutput
-from engine_svc.core.scheduler_output import SchedulerOutput
+from engine_svc.core.scheduler_output import GrammarBitmask, SchedulerOutput
 from engine_svc.executor.dummy_steps import dummy_step
 from engine_svc.executor.memory import cpu_kv_cache_memory, free_memory
 from engine_svc.executor.model_runner import ModelRunner
@@ -157,9 +157,11 @@ class UniprocExecutor:
         """Queues the forward of a step."""
         return self._worker.submit(lambda: self._require_runner().execute_model(scheduler_output))
 
-    def sample_tokens(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def sample_tokens(
+        self, scheduler_output: SchedulerOutput, grammar: GrammarBitmask | None = None
+    ) -> Future[ModelRunnerOutput]:
         """Queues the sampling of a step."""
-        return self._worker.submit(lambda: self._require_runner().sample_tokens(scheduler_output))
+        return self._worker.submit(lambda: self._require_runner().sample_tokens(scheduler_output, grammar))
 
     def _require_runner(self) -> ModelRunner:
         assert self._runner is not None, "initialize_kv_cache comes first"

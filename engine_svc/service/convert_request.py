@@ -18,12 +18,16 @@ from shared.types import (
     PoolingParams,
     RepetitionDetection,
     SamplingParams,
+    StructuredOutputKind,
+    StructuredOutputSpec,
     TokenArray,
 )
 from takt.engine.v1 import engine_pb2 as pb
 
 MAX_TEXT_LENGTH = 4096
 _TEXT_FIELDS = ("request_id", "cache_salt", "tenant", "traceparent")
+
+_STRUCTURED_OUTPUT_KINDS = frozenset(map(int, StructuredOutputKind))
 
 # Greedy, and the fewest tokens: what a request that samples nothing counts as.
 _NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
@@ -116,7 +120,12 @@ def _check_form(message: pb.AddRequest, limits: RequestLimits, data_parallel_ran
 
 def _check_sampling_form(sampling: pb.SamplingParams) -> None:
     if sampling.HasField("structured_output"):
-        raise UnimplementedError("structured_output is not built yet", field="structured_output")
+        kind = sampling.structured_output.kind
+        if kind not in _STRUCTURED_OUTPUT_KINDS:
+            raise InvalidRequestError(
+                f"structured_output.kind must be one of {sorted(_STRUCTURED_OUTPUT_KINDS)}, got {kind}",
+                field="structured_output",
+            )
     ids, values = len(sampling.logit_bias_token_ids), len(sampling.logit_bias_values)
     if ids != values:
         raise InvalidRequestError(
@@ -177,8 +186,16 @@ def _sampling(sampling: pb.SamplingParams) -> SamplingParams:
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         logprob_token_ids=tuple(sampling.logprob_token_ids),
         repetition_detection=_repetition_detection(sampling),
+        structured_output=_structured_output(sampling),
         skip_reading_prefix_cache=sampling.skip_reading_prefix_cache,
     )
+
+
+def _structured_output(sampling: pb.SamplingParams) -> StructuredOutputSpec | None:
+    if not sampling.HasField("structured_output"):
+        return None
+    message = sampling.structured_output
+    return StructuredOutputSpec(StructuredOutputKind(message.kind), message.spec)
 
 
 def _repetition_detection(sampling: pb.SamplingParams) -> RepetitionDetection | None:

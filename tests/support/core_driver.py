@@ -32,7 +32,7 @@ class RecordingExecutor:
         self.steps.append(scheduler_output)
         return Future()
 
-    def sample_tokens(self, scheduler_output: SchedulerOutput) -> "Future[ModelRunnerOutput]":
+    def sample_tokens(self, scheduler_output: SchedulerOutput, grammar=None) -> "Future[ModelRunnerOutput]":
         for added in scheduler_output.rows_added:
             self._names[added.row] = added.request_id
         ends = scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens

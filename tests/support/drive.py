@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine_svc.core.engine_core import EngineCore
-from engine_svc.core.interfaces import Abort, Executor, KVCacheConfig
+from engine_svc.core.interfaces import Abort, Executor, GrammarBackend, KVCacheConfig
 from engine_svc.core.outputs import EngineCoreOutputs
 from engine_svc.core.scheduler import SchedulerConfig
 from engine_svc.executor.fake import FakeExecutorOptions, fake_token, first_fake_token, prompt_digest
@@ -186,7 +186,7 @@ class CoreLimits:
     max_logprobs: int = 20
 
 
-def make_core(executor: Executor, limits: CoreLimits) -> EngineCore:
+def make_core(executor: Executor, limits: CoreLimits, grammars: GrammarBackend | None = None) -> EngineCore:
     """Initialises the executor's KV cache and builds a core on it."""
     kv_config = KVCacheConfig(
         block_size=limits.block_size,
@@ -207,7 +207,7 @@ def make_core(executor: Executor, limits: CoreLimits) -> EngineCore:
         max_concurrent_batches=executor.max_concurrent_batches,
         max_logprobs=limits.max_logprobs,
     )
-    return EngineCore(config, kv_config, executor, vocab_size=executor.model_info.vocab_size)
+    return EngineCore(config, kv_config, executor, vocab_size=executor.model_info.vocab_size, grammars=grammars)
 
 
 def make_request(

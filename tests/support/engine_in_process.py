@@ -90,9 +90,8 @@ async def engine_in_process(
     executor = executor or FakeExecutor(
         FakeExecutorOptions(**{name: value for name, value in options.items() if name in knobs})
     )
-    config = EngineConfig(
-        model="fake", executor="fake", **{name: value for name, value in options.items() if name in flags}
-    )
+    given = {name: value for name, value in options.items() if name in flags}
+    config = EngineConfig(**{"model": "fake", "executor": "fake", **given})
     engine = assemble_engine(config, executor)
     metrics = EngineMetrics(config.model, config.engine_index)
     metrics.set_cache_config(engine.cache_config)
@@ -101,6 +100,7 @@ async def engine_in_process(
     )
     await server.start()
     core = CoreThread(engine.core, engine.executor, server.hub, execute_timeout=execute_timeout)
+    engine.grammars.register_listener(core.grammar_ready)
     errors: list[EngineDeadError] = []
 
     def run() -> None:
@@ -120,5 +120,6 @@ async def engine_in_process(
         core.shut_down(time.monotonic())
         await server.close(1.0)
         executor.shutdown()
+        engine.grammars.shutdown()
         thread.join(20)
         assert not thread.is_alive(), "the core thread did not end"

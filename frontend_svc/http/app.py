@@ -4,6 +4,7 @@ Every path needs a key when there are keys, but for the health checks. Every ans
 fault is told in OpenAI's shape.
 """
 
+import asyncio
 import importlib.metadata
 import logging
 import secrets
@@ -201,6 +202,9 @@ class _Post:
                 status = "OK"
         except ClientLeftError:
             pass
+        except asyncio.CancelledError:
+            # The server stops, and nothing else cancels: the end of this task is the end of its answer.
+            await reply.error(UnavailableError("the frontend shuts down", reason="DRAINING"))
         except TaktError as error:
             status = status_name(error)
             await reply.error(error)

@@ -79,7 +79,7 @@ async def test_continuous_usage_and_token_ids(edge):
     task, add = await start(edge, stream=True, stream_options=options, return_token_ids=True)
     await edge.stream.finish(add.handle, [70, 71])
     *chunks, last = (await task).events
-    assert chunks[0]["choices"][0]["prompt_token_ids"] == [68, 69]
+    assert chunks[0]["choices"][0]["prompt_token_ids"] == [67, 68]
     assert [token for event in chunks for token in event["choices"][0]["token_ids"]] == [70, 71]
     assert chunks[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
     assert last["usage"]["completion_tokens"] == 2
@@ -209,7 +209,7 @@ async def test_several_prompts_in_one_stream(edge, tokenizer_folder):
 async def test_a_failure_of_one_prompt_ends_all(edge):
     task = asyncio.create_task(edge.request(PATH, {"prompt": ["a", "bc"]}))
     adds = [await edge.stream.add(), await edge.stream.add()]
-    await edge.stream.finish(adds[0].handle, reason=4, error=pb.Error(code=8, message="full", reason="OVERLOADED"))
+    await edge.stream.finish(adds[0].handle, reason=4, error=pb.EngineError(code=8, message="full", reason="OVERLOADED"))
     answer = await task
     assert answer.status == 429
     assert answer.error["code"] == "overloaded"
@@ -223,9 +223,9 @@ async def test_logprobs(edge):
     await edge.stream.finish(add.handle)
     (choice,) = (await task).json["choices"]
     assert choice["logprobs"] == {
-        "tokens": ["c", "d"],
+        "tokens": ["d", "e"],
         "token_logprobs": [-1.0, -1.0],
-        "top_logprobs": [{"d": -2.0, "c": -1.0}, {"d": -2.0}],
+        "top_logprobs": [{"e": -2.0, "d": -1.0}, {"e": -2.0}],
         "text_offset": [0, 1],
     }
 
@@ -233,7 +233,7 @@ async def test_logprobs(edge):
 async def test_the_prompt_alone_with_its_logprobs(edge):
     task, add = await start(edge, echo=True, logprobs=1, max_tokens=0)
     assert (add.sampling.max_tokens, add.sampling.prompt_logprobs) == (1, 1)
-    await edge.stream.outputs(prompt_logprobs=logprobs(add.handle, [69, 70]))
+    await edge.stream.outputs(prompt_logprobs=logprobs(add.handle, [68, 69]))
     await edge.stream.outputs({add.handle: [72]}, logprobs=logprobs(add.handle, [72, 72]))
     await edge.stream.finish(add.handle)
     value = (await task).json
@@ -250,14 +250,14 @@ async def test_the_prompt_alone_with_its_logprobs(edge):
 
 async def test_prompt_logprobs_as_vllm_writes_them(edge):
     task, add = await start(edge, prompt_logprobs=1)
-    await edge.stream.outputs(prompt_logprobs=logprobs(add.handle, [69, 70]))
+    await edge.stream.outputs(prompt_logprobs=logprobs(add.handle, [68, 69]))
     await edge.stream.finish(add.handle, [72])
     (choice,) = (await task).json["choices"]
     assert choice["prompt_logprobs"] == [
         None,
         {
-            "69": {"logprob": -1.0, "rank": 1, "decoded_token": "b"},
-            "70": {"logprob": -2.0, "rank": 1, "decoded_token": "c"},
+            "68": {"logprob": -1.0, "rank": 1, "decoded_token": "b"},
+            "69": {"logprob": -2.0, "rank": 1, "decoded_token": "c"},
         },
     ]
 
@@ -289,11 +289,11 @@ async def test_a_stop_string(edge, tokenizer_folder):
 async def test_an_error_behind_the_first_event_is_an_event(edge):
     task, add = await start(edge, stream=True)
     await edge.stream.outputs({add.handle: [70]})
-    await edge.stream.finish(add.handle, reason=4, error=pb.Error(code=13, message="broken", reason="INTERNAL"))
+    await edge.stream.finish(add.handle, reason=4, error=pb.EngineError(code=13, message="broken", reason="INTERNAL"))
     answer = await task
     assert answer.status == 200
     *chunks, last = answer.events
-    assert "".join(event["choices"][0]["text"] for event in chunks) == "c"
+    assert "".join(event["choices"][0]["text"] for event in chunks) == "d"
     assert all(event["choices"][0]["finish_reason"] is None for event in chunks)
     assert last == {"error": {"message": "broken", "type": "server_error", "param": None, "code": "internal"}}
 
@@ -301,6 +301,6 @@ async def test_an_error_behind_the_first_event_is_an_event(edge):
 async def test_an_error_behind_the_first_token_fails_an_answer_that_is_whole(edge):
     task, add = await start(edge)
     await edge.stream.outputs({add.handle: [70]})
-    await edge.stream.finish(add.handle, reason=4, error=pb.Error(code=13, message="broken", reason="INTERNAL"))
+    await edge.stream.finish(add.handle, reason=4, error=pb.EngineError(code=13, message="broken", reason="INTERNAL"))
     answer = await task
     assert (answer.status, answer.error["message"]) == (500, "broken")

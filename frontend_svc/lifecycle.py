@@ -44,6 +44,8 @@ SUMMARY_SECONDS = 10.0
 # How long clients get to read the last messages of requests that a shutdown ended.
 LAST_MESSAGES_SECONDS = 2.0
 STOP_GRACE_SECONDS = 1
+# What the operating system waits beyond the time of a slow client before it drops a connection.
+SEND_MARGIN_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -137,9 +139,9 @@ class Frontend:
             max_prompts=config.max_completion_prompts,
             keys=self.api_keys,
         )
-        return await start_http(
-            config.host, config.http_port, app, send_timeout=config.slow_client_timeout, grace=STOP_GRACE_SECONDS
-        )
+        # Requests end slow clients by themselves; this is for what is left of an answer when its request is gone.
+        send_timeout = 2 * config.slow_client_timeout + SEND_MARGIN_SECONDS
+        return await start_http(config.host, config.http_port, app, send_timeout=send_timeout, grace=STOP_GRACE_SECONDS)
 
     @property
     def address(self) -> str:

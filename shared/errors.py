@@ -130,5 +130,8 @@ def _subclasses(base: type[TaktError]) -> list[type[TaktError]]:
 
 def error_from_code(code: int, message: str, *, reason: str = "", field: str = "") -> TaktError:
     """Builds the error of a google.rpc.Code that came over the wire; unknown codes become InternalError."""
-    by_code = {cls.code: cls for cls in _subclasses(TaktError) if cls is not TaktError}
+    by_code: dict[int, type[TaktError]] = {}
+    for cls in _subclasses(TaktError)[1:]:
+        # A service's own errors are below those of the tree, and come after them.
+        by_code.setdefault(cls.code, cls)
     return by_code.get(code, InternalError)(message, reason=reason, field=field)

@@ -23,13 +23,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frontend_svc.api_keys import ApiKeys
 from frontend_svc.http.call import HttpCall
-from frontend_svc.http.errors import HttpError, dump, error_body, headers_of, status_name, status_of
+from frontend_svc.http.errors import (
+    BODY_TOO_LARGE,
+    METHOD_NOT_ALLOWED,
+    UNKNOWN_PATH,
+    UNSUPPORTED_MEDIA_TYPE,
+    dump,
+    error_body,
+    headers_of,
+    status_name,
+    status_of,
+)
 from frontend_svc.http.fields import parse_body
 from frontend_svc.http.handlers import Exchange, Handlers
 from frontend_svc.http.reply import Reply
 from frontend_svc.services import Services
 from frontend_svc.validation import validate_model
-from shared.errors import InternalError, TaktError, UnauthenticatedError, UnavailableError
+from shared.errors import InternalError, InvalidRequestError, TaktError, UnauthenticatedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +119,9 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         message = f"{request.method} is not what {request.url.path} takes"
-        fault = HttpError(405, message, reason="METHOD_NOT_ALLOWED")
+        fault = InvalidRequestError(message, reason=METHOD_NOT_ALLOWED)
     else:
-        fault = HttpError(error.status_code, f"there is no {request.url.path}", reason="UNKNOWN_PATH")
+        fault = InvalidRequestError(f"there is no {request.url.path}", reason=UNKNOWN_PATH)
     return _json(error_body(fault), error.status_code, error.headers)
 
 
@@ -194,7 +204,7 @@ class _Post:
         try:
             if not is_valid:
                 rule = f"at most {MAX_REQUEST_ID_CHARACTERS} printable characters"
-                raise HttpError(400, f"X-Request-Id must be {rule}, got {len(given)} characters")  # noqa: TRY301
+                raise InvalidRequestError(f"X-Request-Id must be {rule}, got {len(given)} characters")  # noqa: TRY301
             _check_content_type(headers.get("content-type", ""))
             body = parse_body(await read_body(receive, headers, self._max_body_bytes))
             call = HttpCall(scope, receive, headers)
@@ -220,11 +230,11 @@ def _check_content_type(value: str) -> None:
     kind = value.partition(";")[0].strip().lower()
     if kind != "application/json":
         message = f"Content-Type must be application/json, got {kind[:80] or 'none'}"
-        raise HttpError(415, message, reason="UNSUPPORTED_MEDIA_TYPE")
+        raise InvalidRequestError(message, reason=UNSUPPORTED_MEDIA_TYPE)
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], limit: int) -> bytes:
-    """The body. Raises HttpError when it is longer than the limit, ClientLeftError when it does not come."""
+    """The body. Raises InvalidRequestError when it is longer than the limit, ClientLeftError when it does not come."""
     announced = headers.get("content-length", "")
     if announced.isascii() and announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_long(limit)
@@ -242,5 +252,5 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int) ->
             return b"".join(chunks)
 
 
-def _too_long(limit: int) -> HttpError:
-    return HttpError(413, f"body must be at most {limit} bytes, got more", reason="BODY_TOO_LARGE")
+def _too_long(limit: int) -> InvalidRequestError:
+    return InvalidRequestError(f"body must be at most {limit} bytes, got more", reason=BODY_TOO_LARGE)

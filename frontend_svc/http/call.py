@@ -13,10 +13,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-from frontend_svc.http.errors import HttpError
 from frontend_svc.request import Caller
 from frontend_svc.traceparent import valid_traceparent
-from shared.errors import TaktError
+from shared.errors import InvalidRequestError, TaktError
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ class HttpCall:
     """Implements Call for one request whose body has been read. All methods belong to the event loop."""
 
     def __init__(self, scope: Scope, receive: Receive, headers: Mapping[str, str]) -> None:
-        """Raises HttpError for a timeout that is none."""
+        """Raises InvalidRequestError for a timeout that is none."""
         arrival = time.monotonic()
         timeout = _timeout(headers.get(TIMEOUT_HEADER))
         self.caller = Caller(
@@ -97,5 +96,5 @@ def _timeout(value: str | None) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise HttpError(400, f"X-Request-Timeout must be a number of seconds above 0, got {value[:40]!r}")
+        raise InvalidRequestError(f"X-Request-Timeout must be a number of seconds above 0, got {value[:40]!r}")
     return seconds

@@ -15,16 +15,6 @@ RETRY_AFTER_SECONDS = 1
 MAX_MESSAGE_CHARACTERS = 1_024
 
 
-class HttpError(TaktError):
-    """A fault of the HTTP request itself, which gRPC has no word for. `status` is the HTTP status."""
-
-    code = 3
-
-    def __init__(self, status: int, message: str, *, reason: str = "INVALID_REQUEST") -> None:
-        super().__init__(message, reason=reason)
-        self.status = status
-
-
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """What stands for a google.rpc.Code: its name, the HTTP status, and OpenAI's type of error."""
@@ -48,6 +38,10 @@ _ANSWERS = {
     14: _Answer("UNAVAILABLE", 503, "server_error"),
     16: _Answer("UNAUTHENTICATED", 401, "authentication_error"),
 }
+# Reasons of an InvalidRequestError that are faults of the HTTP request itself, and have a status of their own.
+BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE = "BODY_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE"
+METHOD_NOT_ALLOWED, UNKNOWN_PATH = "METHOD_NOT_ALLOWED", "UNKNOWN_PATH"
+_STATUS_BY_REASON = {BODY_TOO_LARGE: 413, UNSUPPORTED_MEDIA_TYPE: 415, METHOD_NOT_ALLOWED: 405, UNKNOWN_PATH: 404}
 
 
 def status_name(error: TaktError | None) -> str:
@@ -57,7 +51,7 @@ def status_name(error: TaktError | None) -> str:
 
 def status_of(error: TaktError) -> int:
     """The HTTP status of an error."""
-    return error.status if isinstance(error, HttpError) else _ANSWERS[error.code].status
+    return _STATUS_BY_REASON.get(error.reason, _ANSWERS[error.code].status)
 
 
 def headers_of(error: TaktError) -> dict[str, str]:

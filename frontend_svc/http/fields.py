@@ -88,15 +88,15 @@ def integer(name: str, value: Any) -> int:
         raise refuse(name, "an integer", got)
     if not -_INT64 <= value < _INT64:
         raise refuse(name, "an integer of 64 bits", "a larger one")
-    return int(value)
+    return value
 
 
 def small_integer(name: str, value: Any) -> int:
     """An integer of 32 bits."""
-    value = integer(name, value)
-    if not -_INT32 <= value < _INT32:
-        raise refuse(name, "an integer of 32 bits", value)
-    return value
+    found = integer(name, value)
+    if not -_INT32 <= found < _INT32:
+        raise refuse(name, "an integer of 32 bits", found)
+    return found
 
 
 def boolean(name: str, value: Any) -> bool:

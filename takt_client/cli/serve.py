@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """What to start. Port 0 means a free one; an HTTP or metrics port of -1 means none; engine i takes its base ports plus i."""
+    """What to start. Port 0 means a free one, -1 (HTTP and metrics) none; engine i takes its base ports plus i."""
 
     model: str
     num_engines: int = 1

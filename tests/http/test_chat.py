@@ -33,7 +33,6 @@ async def say(edge, add, *pieces):
     await edge.stream.finish(add.handle, [2], reason=1)
 
 
-
 async def test_a_chat(edge, ids):
     task, add = await start(edge, max_completion_tokens=9, max_tokens=5)
     assert add.sampling.max_tokens == 9

@@ -209,7 +209,9 @@ async def test_several_prompts_in_one_stream(edge, tokenizer_folder):
 async def test_a_failure_of_one_prompt_ends_all(edge):
     task = asyncio.create_task(edge.request(PATH, {"prompt": ["a", "bc"]}))
     adds = [await edge.stream.add(), await edge.stream.add()]
-    await edge.stream.finish(adds[0].handle, reason=4, error=pb.EngineError(code=8, message="full", reason="OVERLOADED"))
+    await edge.stream.finish(
+        adds[0].handle, reason=4, error=pb.EngineError(code=8, message="full", reason="OVERLOADED")
+    )
     answer = await task
     assert answer.status == 429
     assert answer.error["code"] == "overloaded"

@@ -122,16 +122,22 @@ def _constraint(mode: ToolMode, name: str, tools: Mapping[str, Any]) -> Structur
         schema = _parameters(tools[name])
     elif mode is ToolMode.REQUIRED:
         calls = [_call_schema(tool_name, _parameters(tool)) for tool_name, tool in tools.items()]
-        definitions: dict[str, Any] = {}
-        for call in calls:
-            for key in ("$defs", "definitions"):
-                definitions.setdefault(key, {}).update(call["properties"]["parameters"].pop(key, {}))
         items = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        schema = {"type": "array", "minItems": 1, "items": items}
-        schema |= {key: value for key, value in definitions.items() if value}
+        schema = {"type": "array", "minItems": 1, "items": items, **_definitions(calls)}
     else:
         return None
     return StructuredOutputSpec(StructuredOutputKind.JSON_SCHEMA, json.dumps(schema, ensure_ascii=False))
+
+
+def _definitions(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Moves the definitions of all parameters to the root, where their references look for them."""
+    merged: dict[str, Any] = {}
+    for call in calls:
+        for key in ("$defs", "definitions"):
+            for name, definition in call["properties"]["parameters"].pop(key, {}).items():
+                known = merged.setdefault(key, {}).setdefault(name, definition)
+                require(known == definition, "tools", f"free of different definitions of {key}/{name}", "two")
+    return merged
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:

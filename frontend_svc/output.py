@@ -10,7 +10,8 @@ from frontend_svc.collector import Taken
 from frontend_svc.defaults import ResolvedRequest
 from frontend_svc.logprobs import LogprobReader
 from frontend_svc.metrics import EngineMetrics
-from frontend_svc.request import PositionLogprobs, RequestOutput, RequestTimings, Usage
+from frontend_svc.request import PositionLogprobs, RequestOutput, RequestTimings, SamplingRequest, Usage
+from frontend_svc.text.detokenizer import SpecialTokens
 from frontend_svc.text.output_text import OutputText
 from frontend_svc.text.tokenizer import Tokenizer
 from shared.errors import InternalError
@@ -44,8 +45,7 @@ class OutputBuilder:
             include_stop_str=sampling.include_stop_str_in_output,
             min_tokens=resolved.sampling.min_tokens,
             prompt_token_ids=resolved.prompt_token_ids,
-            skip_special_tokens=sampling.skip_special_tokens,
-            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            special=_special_tokens(sampling),
         )
         self._detokenizes = sampling.detokenize
         # Tokens that end the output and leave no text; an engine may tell the end in a later message.
@@ -196,3 +196,9 @@ class OutputBuilder:
             e2e_seconds=now - self._arrival,
             num_preemptions=finished.num_preemptions if finished is not None else 0,
         )
+
+
+def _special_tokens(sampling: SamplingRequest) -> SpecialTokens:
+    if sampling.skip_special_tokens:
+        return SpecialTokens.SKIPPED
+    return SpecialTokens.SHOWN if sampling.spaces_between_special_tokens else SpecialTokens.JOINED

@@ -81,8 +81,7 @@ def _check_penalties(sampling: SamplingParams, limits: RequestLimits) -> None:
     _require(-2 <= sampling.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", sampling.presence_penalty)
     _require(-2 <= sampling.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", sampling.frequency_penalty)
     repetition = sampling.repetition_penalty
-    # Within what float32 holds, as its reciprocal too.
-    _require(1e-6 <= repetition <= 1e6, "repetition_penalty", "in [1e-6, 1e6]", repetition)
+    _require(0 < repetition < math.inf, "repetition_penalty", "finite and above 0", repetition)
     _check_count("logit_bias", len(sampling.logit_bias), limits.max_logit_biases)
     for _, bias in sampling.logit_bias:
         _require(-100 <= bias <= 100, "logit_bias", "in [-100, 100]", bias)

@@ -1,6 +1,7 @@
 """An executor without a model: its tokens are a function of the prompt, the seed and the output index.
 
-So a test can predict every token, whatever the scheduler does with the request, by `fake_token`. It keeps the same row
+So a test can predict every token, whatever the scheduler does with the request, by `fake_token`, and what is reported
+beside tokens by fake_results. Of the options that change logits it knows min_tokens alone. It keeps the same row
 mirror as the real runner and a KV cache of fingerprints, and fails the step when the scheduler asks for something a
 model could not compute. Step time, failures, hangs and bad logits are settable.
 """
@@ -24,7 +25,9 @@ from engine_svc.core.interfaces import (
     ModelRunnerOutput,
 )
 from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
+from engine_svc.executor.fake_results import prompt_results, sampled_results
 from engine_svc.executor.profiles import trace_path
+from engine_svc.executor.prompt_shares import PromptResults
 from engine_svc.executor.row_mirror import RowMirror
 from engine_svc.executor.serial_worker import SerialWorker
 from engine_svc.executor.shadow_kv import ShadowKVCache, UInt64Array, mix64
@@ -109,6 +112,7 @@ class FakeExecutor:
         self._mirror: RowMirror | None = None
         self._shadow: ShadowKVCache | None = None
         self._digests: UInt64Array = np.zeros(0, np.uint64)
+        self._prompt_results = PromptResults()
         self.num_tokens_computed = 0
 
     # --- what it is -----------------------------------------------------------------------------------------------
@@ -181,6 +185,8 @@ class FakeExecutor:
             self._digests[added.row] = prompt_digest(prompt, added.sampling.seed)
         if self._shadow is not None:
             self._shadow.run(output, mirror, mirror.gather(output))
+        if mirror.options.reads_prompts:
+            self._prompt_results = prompt_results(output, mirror.gather(output), mirror, self._options.vocab_size)
         mirror.advance(output)
         self.num_tokens_computed += output.total_num_scheduled_tokens
         if self._profile is not None:
@@ -205,8 +211,13 @@ class FakeExecutor:
         token_ids = self._choose(mirror, rows)
         if self._shadow is not None:
             self._shadow.append(rows, mirror.num_tokens[rows], np.where(token_ids == INVALID_TOKEN, 0, token_ids))
+        wanted = mirror.options.logprobs_wanted(rows)
+        logprobs = sampled_results(mirror, rows, token_ids, wanted, self._options.vocab_size) if wanted else ()
         mirror.append_sampled(rows, token_ids)
-        return ModelRunnerOutput(output.step, token_ids)
+        results, self._prompt_results = self._prompt_results, PromptResults()
+        return ModelRunnerOutput(
+            output.step, token_ids, logprobs, tuple(results.prompt_logprobs), tuple(results.embeddings)
+        )
 
     def _choose(self, mirror: RowMirror, rows: IntArray) -> IntArray:
         options, digests, indices = self._options, self._digests[rows], mirror.num_output_tokens(rows)

@@ -12,7 +12,8 @@ import torch
 from engine_svc.core.interfaces import KVCacheConfig, ModelRunnerOutput, RowLogprobs
 from engine_svc.core.scheduler_output import IntArray, SchedulerOutput
 from engine_svc.executor.logprobs import sampled_logprobs
-from engine_svc.executor.prompt_outputs import PromptResults, PromptShare, plan_prompt_shares, read_prompts
+from engine_svc.executor.prompt_outputs import read_prompts
+from engine_svc.executor.prompt_shares import PromptResults, PromptShare, plan_prompt_shares
 from engine_svc.executor.row_mirror import RowMirror, StepInputs
 from engine_svc.executor.row_options import LogprobsWanted
 from engine_svc.executor.sampler import final_logits, sample

@@ -17,6 +17,9 @@ from shared.types import PoolingParams, SamplingParams
 
 T = TypeVar("T")
 
+# Repetition penalties are cut to this and its reciprocal: beyond, logits would leave float32.
+_LARGEST_PENALTY = 1e30
+
 
 class TokenColumns(Protocol):
     """The row mirror's columns that options depend on."""
@@ -196,7 +199,8 @@ def _penalties(added: RowAdded) -> _Penalties:
     sampling, prompt = added.sampling, added.token_ids[: added.num_prompt_tokens]
     # Only the repetition penalty looks at the prompt.
     counts = TokenCounts(prompt if sampling.repetition_penalty != 1.0 else prompt[:0], added.token_ids[len(prompt) :])
-    return _Penalties(sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty, counts)
+    repetition = min(max(sampling.repetition_penalty, 1 / _LARGEST_PENALTY), _LARGEST_PENALTY)
+    return _Penalties(repetition, sampling.frequency_penalty, sampling.presence_penalty, counts)
 
 
 def _among(rows: IntArray, table: Mapping[int, T]) -> Iterator[tuple[int, int, T]]:

@@ -233,7 +233,8 @@ def _logprobs_bytes(logprobs: TokenLogprobs) -> int:
 
 
 def _bytes_per_token(logprobs: TokenLogprobs) -> int:
-    return RANK_BYTES + CANDIDATE_BYTES * logprobs.token_ids.shape[1]
+    width: int = logprobs.token_ids.shape[1]
+    return RANK_BYTES + CANDIDATE_BYTES * width
 
 
 def _finished_bytes(finished: FinishedRequest) -> int:
@@ -250,7 +251,7 @@ def split(outputs: StepOutputs, max_bytes: int) -> Iterator[StepOutputs]:
     part, size = _Part(outputs), 0
     for entry in _entries(outputs, max_bytes // 2):
         entry_size = _entry_bytes(entry)
-        if size and size + entry_size > max_bytes:
+        if size and (size + entry_size > max_bytes or part.is_continued_by(entry)):
             yield part.outputs
             part, size = _Part(outputs), 0
         part.add(entry)
@@ -275,6 +276,11 @@ class _Part:
     def __init__(self, whole: StepOutputs) -> None:
         self._num_tokens: list[int] = []
         self.outputs = StepOutputs(step=whole.step, num_tokens=self._num_tokens, load=whole.load)
+
+    def is_continued_by(self, entry: _Entry) -> bool:
+        """Whether it holds an earlier column of the entry's request: one with log-probabilities is alone there."""
+        handles = self.outputs.handles
+        return isinstance(entry, _Column) and entry.logprobs is not None and handles[-1:] == [entry.handle]
 
     def add(self, entry: _Entry) -> None:
         if isinstance(entry, FirstScheduled):

@@ -171,6 +171,15 @@ class EngineStream:
                 sink.on_first_scheduled(first)
         if outputs.logprobs or outputs.prompt_logprobs:
             self._scatter_logprobs(outputs)
+        self._scatter_tokens(outputs)
+        for finished in outputs.finished:
+            sink = sinks.pop(finished.handle, None)
+            if sink is not None:
+                sink.on_finished(finished)
+        self._note_load(outputs.load)
+
+    def _scatter_tokens(self, outputs: StepOutputs) -> None:
+        sinks = self._sinks
         if outputs.num_tokens is None:
             for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
                 sink = sinks.get(handle)
@@ -183,11 +192,6 @@ class EngineStream:
                 if sink is not None and count:
                     sink.on_tokens(outputs.token_ids[start : start + count])
                 start += count
-        for finished in outputs.finished:
-            sink = sinks.pop(finished.handle, None)
-            if sink is not None:
-                sink.on_finished(finished)
-        self._note_load(outputs.load)
 
     def _scatter_logprobs(self, outputs: StepOutputs) -> None:
         for logprobs in outputs.prompt_logprobs:

@@ -222,9 +222,10 @@ def _call_as_variable(call: ToolCall) -> dict[str, Any]:
 
 def _cut_behind(rendered: str, text: str) -> str:
     """The prompt up to the end of its final message, so that the model goes on with it."""
-    text = text.strip()
-    start = rendered.rfind(text)
+    start = rendered.rfind(text.strip())
     if start < 0:
         message = "continue_final_message must be false for this chat template: it changes the final message"
         raise InvalidRequestError(message, field="continue_final_message")
-    return rendered[: start + len(text)]
+    # Space behind the text stays where the template kept it.
+    kept = text.lstrip() if rendered.startswith(text.lstrip(), start) else text.strip()
+    return rendered[: start + len(kept)]

@@ -31,13 +31,9 @@ class OutputText:
         include_stop_str: bool,
         min_tokens: int,
         prompt_token_ids: Sequence[int],
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
+        special: SpecialTokens = SpecialTokens.SKIPPED,
     ) -> None:
         """A stop string counts when it completes in the text of a token behind the first `min_tokens`."""
-        special = SpecialTokens.SKIPPED
-        if not skip_special_tokens:
-            special = SpecialTokens.SHOWN if spaces_between_special_tokens else SpecialTokens.JOINED
         self._detokenizer = make_detokenizer(tokenizer, prompt_token_ids, special)
         self._matcher = StopMatcher(stop, include_stop_str=include_stop_str) if stop else None
         self._min_tokens = min_tokens

@@ -57,7 +57,6 @@ async def start_server(
     handlers: Sequence[grpc.GenericRpcHandler],
     services: Iterable[str],
     options: Options,
-    with_reflection: bool = True,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> RpcServer:
     """Starts serving. `services` are the full names for health, NOT_SERVING at first, and for reflection.
@@ -69,8 +68,7 @@ async def start_server(
     health = Health(names)
     health_handlers = raw_handlers(health_pb2.DESCRIPTOR.services_by_name["Health"], health)
     server.add_generic_rpc_handlers((*handlers, health_handlers))
-    if with_reflection:
-        reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
+    reflection.enable_server_reflection([*names, HEALTH_SERVICE, reflection.SERVICE_NAME], server)
     try:
         bound = server.add_insecure_port(join_address(host, port))
     except RuntimeError:

@@ -25,8 +25,30 @@ def last_fields() -> dict[str, Any]:
     }
 
 
+def rich_answer(kind: Any) -> list[Any]:
+    """Two outputs with log-probabilities and, in a chat, reasoning and a call."""
+    token = types_pb2.TokenCandidate(token_id=5, logprob=-0.5, rank=1, text="\ufffd", bytes=b"\xc3")
+    position = types_pb2.TokenLogprobs(token=token, candidates=[token])
+    chat: list[dict[str, Any]] = [{}, {}]
+    if kind is inference_pb2.ChatResponse:
+        chat = [
+            {"reasoning": "hm", "tool_calls": [types_pb2.ToolCall(id="c", name="f", arguments='{"a"')]},
+            {"reasoning": "m", "tool_calls": [types_pb2.ToolCall(arguments=": 1}")]},
+        ]
+    prompt = {"prompt_token_ids": [1, 2], "prompt_logprobs": [types_pb2.TokenLogprobs(), position]}
+    return [
+        kind(request_id="r-1", index=1, text="b", token_ids=[6]),
+        kind(request_id="r-1", text="a", token_ids=[5], logprobs=[position], **prompt, **chat[0]),
+        kind(request_id="r-1", index=1, text="B", token_ids=[7], **last_fields()),
+        kind(request_id="r-1", text="A", token_ids=[5], logprobs=[position], **chat[1], **last_fields()),
+    ]
+
+
 class ScriptedFrontend:
-    """Prompts choose what happens: "forever", "overloaded", "invalid", "broken" after a word, else three words."""
+    """Prompts choose what happens.
+
+    "forever", "overloaded", "invalid", "broken" after a word, "rich" with all that messages hold, else three words.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -41,6 +63,10 @@ class ScriptedFrontend:
                 raise OverloadedError("the queue is full", reason="QUEUE_FULL", metadata={"limit": "5"})
             if prompt == "invalid":
                 raise InvalidRequestError("top_p must be in (0, 1], got 7", field="sampling.top_p")
+            if prompt == "rich":
+                for response in rich_answer(kind):
+                    yield response
+                return
             for index, word in enumerate(WORDS):
                 last = last_fields() if index == len(WORDS) - 1 and prompt != "forever" else {}
                 yield kind(request_id="r-1", text=word, token_ids=[10 + index], **last)
@@ -69,6 +95,11 @@ class ScriptedFrontend:
     async def Detokenize(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
         return inference_pb2.DetokenizeResponse(text="ab")
+
+    async def Embed(self, request: Any, context: Any) -> Any:
+        self.requests.append(request)
+        vectors = [inference_pb2.Embedding(values=[len(text), 0.5]) for text in request.texts]
+        return inference_pb2.EmbedResponse(embeddings=vectors, usage=types_pb2.Usage(prompt_tokens=7))
 
     async def ListModels(self, request: Any, context: Any) -> Any:
         model = inference_pb2.Model(name="m", root="models/m", max_model_len=64, num_ready_engines=2)

@@ -109,3 +109,29 @@ async def test_engine_and_frontend_take_the_services_own_arguments():
     code, out, _ = await takt("model", "pull", "--help")
     assert code == 0
     assert "smollm2" in out
+
+
+async def test_flags_of_options_reach_the_request(address, frontend, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    arguments = ["--n", "2", "--logprobs", "1", "--presence-penalty", "0.5", "--bad-word", "x"]
+    code, out, err = await takt("generate", "rich", "-a", address, "--json-schema", str(schema), *arguments)
+    assert code == 0, err
+    sampling = frontend.requests[-1].sampling
+    assert (sampling.n, sampling.logprobs, sampling.presence_penalty) == (2, 1, 0.5)
+    assert list(sampling.bad_words) == ["x"]
+    assert sampling.structured_output.json_schema == '{"type": "object"}'
+    assert out == "aA\nbB\n"
+    assert "-0.500" in err
+    assert "output 1:" in err
+    code, out, _ = await takt("generate", "rich", "-a", address, "--json", "--regex", "a")
+    assert code == 0
+    assert json.loads(out.splitlines()[1])["logprobs"][0]["token"]["bytes"] == [0xC3]
+    code, _, err = await takt("generate", "x", "-a", address, "--regex", "a", "--choice", "b")
+    assert (code, "give only one of" in err) == (1, True)
+
+
+async def test_embed_prints_a_vector_a_line(address):
+    code, out, err = await takt("embed", "ab", "c", "-a", address)
+    assert (code, [json.loads(line) for line in out.splitlines()]) == (0, [[2.0, 0.5], [1.0, 0.5]])
+    assert "7 prompt tokens" in err

@@ -1,14 +1,16 @@
 """The sync, the async and the operator's client, against a frontend that answers by a script."""
 
 import asyncio
+import json
 
 import pytest
 
+from takt.v1 import types_pb2
 from takt_client.admin import AdminClient
 from takt_client.aio import AsyncClient
 from takt_client.client import Client
 from takt_client.errors import TaktClientError
-from takt_client.types import Timings, Usage
+from takt_client.types import Timings, TokenCandidate, TokenLogprobs, ToolCall, Usage
 from tests.client.scripted import WORDS, ScriptedFrontend, scripted
 
 TEXT = "".join(WORDS)
@@ -215,3 +217,61 @@ async def test_what_operators_ask(address):
             assert client.drain() == 7
 
     await asyncio.to_thread(run)
+
+
+async def test_every_output_is_put_together_with_all_it_has(address):
+    outputs = await in_thread(address, lambda client: client.chat("rich").results())
+    assert [(output.index, output.text, output.token_ids) for output in outputs] == [
+        (0, "aA", (5, 5)),
+        (1, "bB", (6, 7)),
+    ]
+    first = outputs[0]
+    assert first.reasoning == "hmm"
+    assert first.tool_calls == (ToolCall(0, "c", "f", '{"a": 1}'),)
+    candidate = TokenCandidate(5, -0.5, 1, "\ufffd", b"\xc3")
+    assert first.logprobs == (TokenLogprobs(candidate, (candidate,)),) * 2
+    assert first.prompt_logprobs == (TokenLogprobs(None, ()), TokenLogprobs(candidate, (candidate,)))
+    assert first.prompt_token_ids == (1, 2)
+    async with AsyncClient(address) as client:
+        assert await client.chat("rich").results() == outputs
+        assert (await client.generate("rich").result()).text == "aA"
+
+
+async def test_vectors(address, frontend):
+    embeddings = await in_thread(address, lambda client: client.embed("ab", pooling="mean", normalize=True))
+    assert embeddings.vectors == ((2.0, 0.5),)
+    assert embeddings.usage == Usage(7, 0, 0)
+    request = frontend.requests[-1]
+    assert (list(request.texts), request.pooling, request.normalize) == (["ab"], "mean", True)
+    async with AsyncClient(address) as client:
+        assert (await client.embed(["a", "bcd"])).vectors == ((1.0, 0.5), (3.0, 0.5))
+
+
+async def test_options_may_be_objects(address, frontend):
+    tool = {"name": "f", "parameters": {"type": "object"}}
+    call = ToolCall(0, "c", "f", "{}")
+    messages = [
+        {"role": "user", "content": ["rich", "x"], "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
+        {"role": "tool", "content": "rich", "tool_call_id": "c"},
+    ]
+    options = {"tools": [tool, "{}"], "chat_template_kwargs": {"a": 1}, "output_kind": "cumulative", "n": 2}
+    options |= {"structured_output": {"json_schema": tool}, "logit_bias": {5: -1.5}, "stop": "x"}
+    await in_thread(address, lambda client: list(client.chat(messages, **options)))
+    request = frontend.requests[-1]
+    assert [part.text for part in request.messages[0].parts] == ["rich", "x"]
+    assert request.messages[0].name == "ann"
+    assert request.messages[1].tool_calls[0].name == "f"
+    assert (request.messages[1].reasoning, request.messages[2].tool_call_id) == ("hm", "c")
+    assert [json.loads(text) for text in request.tools] == [tool, {}]
+    assert json.loads(request.chat_template_kwargs) == {"a": 1}
+    sampling = request.sampling
+    assert (sampling.n, sampling.output_kind, list(sampling.stop)) == (2, types_pb2.OUTPUT_KIND_CUMULATIVE, ["x"])
+    assert json.loads(sampling.structured_output.json_schema) == tool
+    assert [(entry.token_id, entry.bias) for entry in sampling.logit_bias] == [(5, -1.5)]
+    await in_thread(address, lambda client: list(client.generate("x", structured_output={"choice": ["a", "b"]})))
+    assert list(frontend.requests[-1].sampling.structured_output.choice.choices) == ["a", "b"]
+    with pytest.raises(ValueError, match="exactly one constraint, got 2"):
+        await in_thread(address, lambda client: client.generate("x", structured_output={"regex": "a", "choice": []}))
+    with pytest.raises(TypeError, match="unknown key 'who'"):
+        await in_thread(address, lambda client: client.chat([{"role": "user", "who": "x"}]))

@@ -109,20 +109,19 @@ REFUSED = [
     ({"request_id": "x" * 5000}, "request_id", "got 5000", INVALID_ARGUMENT),
     ({"data_parallel_rank": 3}, "data_parallel_rank", "got 3", INVALID_ARGUMENT),
     ({"task": None}, "task", "got none", INVALID_ARGUMENT),
-    ({"pooling": pb.PoolingParams()}, "pooling", "not built", UNIMPLEMENTED),
+    ({"pooling": pb.PoolingParams()}, "pooling", "got ''", INVALID_ARGUMENT),
     ({"wave": 2}, "wave", "not built", UNIMPLEMENTED),
-    ({"presence_penalty": 0.5}, "presence_penalty", "not built", UNIMPLEMENTED),
-    ({"frequency_penalty": float("nan")}, "frequency_penalty", "not built", UNIMPLEMENTED),
-    ({"repetition_penalty": 2.0}, "repetition_penalty", "not built", UNIMPLEMENTED),
-    ({"logit_bias_token_ids": [1]}, "logit_bias_token_ids", "not built", UNIMPLEMENTED),
-    ({"bad_words": [pb.TokenSequence(token_ids=[1])]}, "bad_words", "not built", UNIMPLEMENTED),
-    ({"allowed_token_ids": [1]}, "allowed_token_ids", "not built", UNIMPLEMENTED),
-    ({"logprobs": 0}, "logprobs", "not built", UNIMPLEMENTED),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "not built", UNIMPLEMENTED),
-    ({"logprob_token_ids": [1]}, "logprob_token_ids", "not built", UNIMPLEMENTED),
-    ({"repetition_detection": pb.RepetitionDetection()}, "repetition_detection", "not built", UNIMPLEMENTED),
+    ({"presence_penalty": 2.5}, "presence_penalty", "got 2.5", INVALID_ARGUMENT),
+    ({"frequency_penalty": float("nan")}, "frequency_penalty", "got nan", INVALID_ARGUMENT),
+    ({"repetition_penalty": 0.0}, "repetition_penalty", "got 0.0", INVALID_ARGUMENT),
+    ({"logit_bias_token_ids": [1]}, "logit_bias_values", "got 0", INVALID_ARGUMENT),
+    ({"bad_words": [pb.TokenSequence()]}, "bad_words", "got an empty one", INVALID_ARGUMENT),
+    ({"allowed_token_ids": [1000]}, "allowed_token_ids", "got 1000", INVALID_ARGUMENT),
+    ({"logprobs": 21}, "logprobs", "got 21", INVALID_ARGUMENT),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "got -1", INVALID_ARGUMENT),
+    ({"logprob_token_ids": [2**32 - 1]}, "logprob_token_ids", "got 4294967295", INVALID_ARGUMENT),
+    ({"repetition_detection": pb.RepetitionDetection()}, "max_pattern_size", "got 0", INVALID_ARGUMENT),
     ({"structured_output": pb.StructuredOutput()}, "structured_output", "not built", UNIMPLEMENTED),
-    ({"skip_reading_prefix_cache": True}, "skip_reading_prefix_cache", "not built", UNIMPLEMENTED),
 ]
 
 
@@ -172,7 +171,7 @@ async def test_numbers_beyond_every_array_are_harmless():
         assert frontend.tokens[huge] == fake_tokens([5], 63)
 
 
-async def test_neutral_values_of_unbuilt_fields_are_accepted():
+async def test_neutral_values_are_accepted():
     async with engine_in_process() as engine, raw_frontend(engine.address) as frontend:
         neutral = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
         handle = await frontend.add([5], skip_reading_prefix_cache=False, data_parallel_rank=0, **neutral)

@@ -128,3 +128,58 @@ async def test_long_texts_are_tokenized_beside_the_loop(tokenizer_folder, monkey
         assert stuck.code == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert stuck.info.reason == "TOKENIZE_TIMEOUT"
         held.set()
+
+
+async def test_several_outputs_are_those_of_requests_with_the_next_seeds(tokenizer_folder):
+    async with (
+        engine_in_process(vocab_size=VOCAB_SIZE, max_model_len=256) as engine,
+        frontend_in_process(tokenizer_folder, engine.address) as frontend,
+    ):
+        await frontend.wait_ready()
+        prompt = [10, 20, 30]
+        for seed in (5, -1 + 2**63, -2):
+            answer = await frontend.answer(prompt, n=4, seed=seed, max_tokens=9, ignore_eos=True, logprobs=1)
+            assert answer.error is None
+            for index in range(4):
+                messages = [message for message in answer.messages if message.index == index]
+                tokens = [token for message in messages for token in message.token_ids]
+                assert tokens == expected(prompt, (seed + index) % 2**64, 9)
+                told = [position.token.token_id for message in messages for position in message.logprobs]
+                assert told == tokens
+        await frontend.idle()
+        await frontend.until(lambda: engine.core.load().kv_cache_usage == 0)
+
+
+async def test_random_requests_of_several_outputs_leave_nothing_behind(tokenizer_folder):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with (
+        engine_in_process(vocab_size=VOCAB_SIZE, max_model_len=256) as one,
+        engine_in_process(vocab_size=VOCAB_SIZE, max_model_len=256) as two,
+        frontend_in_process(tokenizer_folder, one.address, two.address) as frontend,
+    ):
+        await frontend.wait_ready(2)
+
+        async def request():
+            prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 40))]
+            key, count, n = rng.randrange(2**62), rng.randint(1, 40), rng.randint(1, 5)
+            kind, interval = rng.randrange(4), rng.randint(1, 6)
+            fields = {"seed": key, "max_tokens": count, "ignore_eos": True, "n": n}
+            call = frontend.generate(prompt, output_kind=kind, stream_interval=interval, **fields)
+            if rng.random() < 0.3:
+                await call.read()
+                call.cancel()
+                return
+            answer = await collect(call)
+            for index in range(n):
+                messages = [message for message in answer.messages if message.index == index]
+                assert [message.HasField("finish_reason") for message in messages][-1]
+                told = messages[-1:] if kind >= 2 else messages
+                tokens = [token for message in told for token in message.token_ids]
+                assert tokens == expected(prompt, (key + index) % 2**64, count)
+
+        await asyncio.wait_for(asyncio.gather(*(request() for _ in range(60))), 60)
+        await frontend.idle()
+        for engine in (one, two):
+            await frontend.until(lambda engine=engine: engine.core.load().kv_cache_usage == 0)

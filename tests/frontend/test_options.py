@@ -7,8 +7,10 @@ import pytest
 
 from takt.engine.v1 import engine_pb2 as pb
 from takt.v1 import types_pb2
+from tests.support.engine_in_process import engine_in_process
 from tests.support.frontend_in_process import collect, frontend_in_process
 from tests.support.scripted_engine import scripted_engine
+from tests.support.tiny_tokenizer import VOCAB_SIZE
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -266,3 +268,31 @@ async def test_the_models_generation_config_gives_defaults(tokenizer_folder, tmp
             sampling = (await stream.add()).sampling
             assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == (1.5, 0, 3)
             call.cancel()
+
+
+# Each option at its largest.
+LARGEST = [
+    {"n": 128, "temperature": 1.0},
+    {"n": 2, "request_id": "x" * 256},
+    {"logprob_token_ids": list(range(128))},
+    {"logprobs": 20, "prompt_logprobs": 20},
+    {"bad_words": [chr(0x4E00 + index) for index in range(128)]},
+    {"bad_words": ["x" * 256]},
+    {"logit_bias": bias(*((index % 250, 100.0) for index in range(1024)))},
+    {"allowed_token_ids": list(range(250))},
+    {"stop_token_ids": list(range(128))},
+    {"repetition_detection": loops(max_pattern_size=1024, min_pattern_size=1024, min_count=1024)},
+    {"presence_penalty": 2.0, "frequency_penalty": -2.0, "repetition_penalty": 1e-3},
+]
+
+
+async def test_engines_take_what_the_frontend_takes(tokenizer_folder):
+    async with (
+        engine_in_process(vocab_size=VOCAB_SIZE, max_model_len=256) as engine,
+        frontend_in_process(tokenizer_folder, engine.address) as frontend,
+    ):
+        await frontend.wait_ready()
+        for fields in LARGEST:
+            answer = await frontend.answer("hello", max_tokens=3, **fields)
+            assert answer.error is None, (list(fields), answer.error)
+            assert any(message.HasField("finish_reason") for message in answer.messages)

@@ -19,8 +19,10 @@ from shared.types import (
     FinishedRequest,
     FinishReason,
     FirstScheduled,
+    PoolingParams,
     SamplingParams,
     StepOutputs,
+    TokenLogprobs,
 )
 
 Key = tuple[int, int]
@@ -52,12 +54,31 @@ class Clock:
 
 
 @dataclass
+class LogprobsEntry:
+    """Log-probabilities of one token, the token itself first."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+def logprobs_entries(columns: TokenLogprobs) -> list[LogprobsEntry]:
+    """One for each token; all columns must be as long."""
+    assert columns.token_ids.shape == columns.logprobs.shape, "columns of different shape"
+    cells = zip(columns.token_ids.tolist(), columns.logprobs.tolist(), columns.ranks.tolist(), strict=True)
+    return [LogprobsEntry(*entry) for entry in cells]
+
+
+@dataclass
 class Collected:
     """What one request got so far."""
 
     token_ids: list[int] = field(default_factory=list)
     first_scheduled: FirstScheduled | None = None
     finished: FinishedRequest | None = None
+    # One entry for each token that had any.
+    logprobs: list[LogprobsEntry] = field(default_factory=list)
+    prompt_logprobs: list[LogprobsEntry] = field(default_factory=list)
 
     @property
     def reason(self) -> FinishReason | None:
@@ -111,6 +132,7 @@ class Driver:
         counts = outputs.num_tokens or [1] * len(outputs.handles)
         assert len(counts) == len(outputs.handles), "columns of different length"
         assert sum(counts) == len(outputs.token_ids), "columns of different length"
+        self._collect_logprobs(client, outputs)
         start = 0
         for handle, count in zip(outputs.handles, counts, strict=True):
             collected = self.by_key[client, handle]
@@ -125,6 +147,16 @@ class Driver:
             collected = self.by_key[client, finished.handle]
             assert collected.finished is None, f"{client, finished.handle} ended twice"
             collected.finished = finished
+
+    def _collect_logprobs(self, client: int, outputs: StepOutputs) -> None:
+        counts = dict(zip(outputs.handles, outputs.num_tokens or [1] * len(outputs.handles), strict=True))
+        for columns in outputs.prompt_logprobs:
+            collected = self.by_key[client, columns.handle]
+            assert not collected.token_ids, "log-probabilities of a prompt after its output"
+            collected.prompt_logprobs += logprobs_entries(columns)
+        for columns in outputs.logprobs:
+            assert len(columns) == counts.get(columns.handle), "log-probabilities without their tokens"
+            self.by_key[client, columns.handle].logprobs += logprobs_entries(columns)
 
     def run(self, max_steps: int = 100_000) -> dict[Key, Collected]:
         """Steps until nothing is left; then every block must be free again."""
@@ -151,6 +183,7 @@ class CoreLimits:
     policy: str = "fcfs"
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    max_logprobs: int = 20
 
 
 def make_core(executor: Executor, limits: CoreLimits) -> EngineCore:
@@ -172,14 +205,21 @@ def make_core(executor: Executor, limits: CoreLimits) -> EngineCore:
         enable_chunked_prefill=limits.enable_chunked_prefill,
         enable_prefix_caching=limits.enable_prefix_caching,
         max_concurrent_batches=executor.max_concurrent_batches,
+        max_logprobs=limits.max_logprobs,
     )
     return EngineCore(config, kv_config, executor, vocab_size=executor.model_info.vocab_size)
 
 
 def make_request(
-    handle: int, prompt: Sequence[int], *, eos_token_ids: tuple[int, ...] = (2,), resume: Sequence[int] = (), **sampling
+    handle: int,
+    prompt: Sequence[int],
+    *,
+    eos_token_ids: tuple[int, ...] = (2,),
+    resume: Sequence[int] = (),
+    pooling: tuple[str, bool] | None = None,
+    **sampling,
 ) -> EngineRequest:
-    """A request with sampling given by keywords; 16 tokens unless told."""
+    """A request with sampling given by keywords; 16 tokens unless told. `pooling` is (pooling, normalize)."""
     return EngineRequest(
         handle=handle,
         request_id=f"request-{handle}",
@@ -187,6 +227,7 @@ def make_request(
         resume_token_ids=list(resume),
         eos_token_ids=eos_token_ids,
         sampling=SamplingParams(**{"max_tokens": 16, **sampling}),
+        pooling=None if pooling is None else PoolingParams(pooling=pooling[0], normalize=pooling[1]),
     )
 
 

@@ -114,9 +114,10 @@ class ScriptedStream:
         await self.outputs(first_scheduled=[first])
 
     async def finish(self, handle: int, tokens: list[int] | None = None, reason: int = 2, **fields: Any) -> None:
-        """The end of a request, with its last tokens; LENGTH unless told otherwise."""
+        """The end of a request, with its last tokens; LENGTH unless told otherwise. Tables go beside it."""
+        tables = {name: fields.pop(name) for name in ("logprobs", "prompt_logprobs") if name in fields}
         finished = pb.Finished(handle=handle, reason=reason, **fields)
-        await self.outputs({handle: tokens} if tokens else None, finished=[finished])
+        await self.outputs({handle: tokens} if tokens else None, finished=[finished], **tables)
 
     def end(self, code: grpc.StatusCode | None = None, details: str = "") -> None:
         """Ends the stream, with OK unless a code is given."""

@@ -8,6 +8,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import Decoder
 
+from frontend_svc.text.detokenizer import SpecialTokens
 from frontend_svc.text.output_text import OutputText
 from frontend_svc.text.tokenizer import Tokenizer, TokenizerFiles
 from tests.support.byte_tokenizer import byte_characters
@@ -78,10 +79,16 @@ def start(
     include: bool = False,
     min_tokens: int = 0,
     prompt: Sequence[int] = (),
+    special: SpecialTokens = SpecialTokens.SKIPPED,
 ) -> OutputText:
     """An output's text."""
     return OutputText(
-        tokenizer, stop=list(stop), include_stop_str=include, min_tokens=min_tokens, prompt_token_ids=list(prompt)
+        tokenizer,
+        stop=list(stop),
+        include_stop_str=include,
+        min_tokens=min_tokens,
+        prompt_token_ids=list(prompt),
+        special=special,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend_svc.text.chat_template import ChatMessage
+from frontend_svc.text.chat_template import ChatMessage, RenderOptions, ToolCall
 from frontend_svc.text.tokenizer import Tokenizer
 from shared.errors import InvalidRequestError
 from tests.support.embedded_models import embedded_model
@@ -142,3 +142,61 @@ def test_encoding_and_decoding_equal_transformers(both):
         for skip in (True, False):
             expected = reference.decode(token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
             assert ours.decode(token_ids, skip_special_tokens=skip) == expected
+
+
+# Tools, calls, their answers and reasoning, as templates of models that call functions write them.
+TOOLS_TEMPLATE = """{%- if tools %}<tools>
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+</tools>
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{{- '<assistant>' + (message.content or '') }}
+{%- for call in message.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' }}{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}
+{%- elif message.role == 'tool' %}<response id={{ message.tool_call_id }}>{{ message.content }}</response>
+{%- else %}<{{ message.role }}{{ ' ' + message.name if message.name }}>
+{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
+{%- endif %}{{ '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}<assistant>{% if not (thinks | default(true)) %}<think></think>{% endif %}{% endif %}"""
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "<é>"}}}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("continued", [False, True])
+def test_tools_equal_transformers(both, continued):
+    folder, reference = both
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"b": [1, "ü"], "a": None}}}
+    messages = [
+        {"role": "user", "content": "Hi", "name": "ann"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "It is 42  ", "reasoning_content": "sure"},
+    ]
+    turns = [
+        ChatMessage("user", "Hi", name="ann"),
+        ChatMessage("assistant", tool_calls=(ToolCall(0, "c1", "f", '{"b": [1, "ü"], "a": null}'),)),
+        ChatMessage("tool", "42", tool_call_id="c1"),
+        ChatMessage("assistant", "It is 42  ", reasoning="sure"),
+    ]
+    expected = reference.apply_chat_template(
+        messages,
+        tools=[FUNCTION],
+        chat_template=TOOLS_TEMPLATE,
+        tokenize=False,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        thinks=False,
+    )
+    options = RenderOptions(
+        tools=[FUNCTION],
+        variables={"thinks": False},
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )
+    assert load(folder, TOOLS_TEMPLATE).render_chat(turns, options) == expected

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
+from frontend_svc.text.detokenizer import SpecialTokens
 from frontend_svc.text.tokenizer import Tokenizer
 from tests.support.embedded_models import embedded_model
 from tests.support.text_runs import (
@@ -184,6 +185,40 @@ def test_special_and_unknown_tokens_leave_no_text(kind):
         text = "".join(output.append([token_id]).text for token_id in [1, *unknown, 0, *unknown, 2, word(4)])
         assert text == tokenizer.decode([word(4)])
         assert output.append(unknown * 10).text + output.finish(stop_token=False) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(words, st.lists(st.sampled_from([word(2), word(3)]), min_size=1, max_size=3), seeds)
+def test_special_tokens_are_shown_where_decoding_shows_them(kind, token_ids, prompt, seed):
+    tokenizer = KINDS[kind]
+    token_ids = [token_id for token_id in token_ids if token_id < tokenizer.vocab_size]
+    shown = tokenizer.decode([*prompt, *token_ids], skip_special_tokens=False)
+    before = tokenizer.decode(prompt, skip_special_tokens=False)
+    assert shown.startswith(before)
+    output = start(tokenizer, prompt=prompt, special=SpecialTokens.SHOWN)
+    text, _, _ = run(output, split(random.Random(seed), token_ids))
+    assert text == shown[len(before) :]
+
+
+def test_special_tokens_are_joined_where_a_decoder_puts_spaces():
+    token_ids = [word(2), 1, 2, 1, word(3)]
+    shown, _, _ = run(start(WORD_PIECE, special=SpecialTokens.SHOWN, prompt=[word(2)]), [token_ids])
+    joined, _, _ = run(start(WORD_PIECE, special=SpecialTokens.JOINED, prompt=[word(2)]), [token_ids])
+    names = [WORD_PIECE.token_text(token_id) for token_id in (1, 2, 1)]
+    assert " ".join(names) in shown
+    assert "".join(names) in joined
+    assert joined.replace("".join(names), " ".join(names)) == shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_tokens_have_bytes_that_join_to_the_text(kind):
+    tokenizer = KINDS[kind]
+    text, data = tokenizer.token_piece(word(2))
+    assert text == data.decode()
+    assert text.strip()
+    assert tokenizer.token_piece(1)[0] == tokenizer.token_text(1)
+    for unknown in (tokenizer.vocab_size, 2**31 - 1, 2**32, -1):
+        assert tokenizer.token_piece(unknown) == ("", b"")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -53,6 +53,8 @@ async def _serve(config: FrontendConfig, tokenizer: "Tokenizer") -> None:
         _say(f"admin: frontend on {frontend.admin_address}")
         if frontend.metrics_port is not None:
             _say(f"metrics: frontend on {config.host}:{frontend.metrics_port}")
+        if frontend.http_address is not None:
+            _say(f"http: frontend on {frontend.http_address}")
         _say(f"ready: frontend on {frontend.address}")
         # What is alive now lives as long as the process; the collector need not look at it again.
         gc.collect()

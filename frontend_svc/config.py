@@ -39,6 +39,10 @@ class FrontendConfig:
     metrics_port: int = option(
         9100, minimum=-1, maximum=65535, help="Port of the metrics; 0 takes a free one, -1 serves none."
     )
+    http_port: int = option(
+        8000, minimum=-1, maximum=65535, help="Port of the OpenAI-compatible API; 0 takes a free one, -1 serves none."
+    )
+    http_max_body_bytes: int = option(16 * 1024 * 1024, minimum=1, help="Longest body of an HTTP request, in bytes.")
     max_prompt_bytes: int = option(4 * 1024 * 1024, minimum=1, help="Longest text of a prompt, in bytes.")
     max_stop_strings: int = option(16, minimum=0, help="Stop strings a request.")
     max_stop_string_bytes: int = option(256, minimum=1, help="Longest stop string, in bytes.")
@@ -51,6 +55,7 @@ class FrontendConfig:
     max_structured_output_nesting: int = option(64, minimum=1, help="Deepest nesting of a JSON schema.")
     max_tools: int = option(128, minimum=0, help="Functions that a conversation may call.")
     max_embedding_inputs: int = option(2048, minimum=1, help="Texts a call of Embed.")
+    max_completion_prompts: int = option(128, minimum=1, help="Prompts of one HTTP completion.")
     stream_interval: int = option(1, minimum=1, help="Least tokens a message, behind an output's first one.")
     tokenize_timeout: float = option(30.0, minimum=0.1, help="Seconds that tokenizing a prompt may take.")
     max_retries: int = option(

@@ -21,6 +21,8 @@ from frontend_svc.defaults import Defaults
 from frontend_svc.dispatch import Fleet
 from frontend_svc.embedding import EmbeddingJourney
 from frontend_svc.generation_config import GenerationDefaults
+from frontend_svc.http.app import make_app
+from frontend_svc.http.server import HttpServer, start_http
 from frontend_svc.journey import Journey, JourneyOptions
 from frontend_svc.metrics import FrontendMetrics
 from frontend_svc.prompts import Prompts
@@ -28,7 +30,8 @@ from frontend_svc.routing.engine_client import ConnectionTimes
 from frontend_svc.routing.engine_table import EngineTable, ServedTokenizer
 from frontend_svc.service.admin_servicer import AdminServicer
 from frontend_svc.service.servers import ADMIN_SERVICE, INFERENCE_SERVICE, start_admin, start_inference
-from frontend_svc.service.servicer import InferenceServicer, Services
+from frontend_svc.service.servicer import InferenceServicer
+from frontend_svc.services import Services
 from frontend_svc.text.tokenizer import Tokenizer
 from frontend_svc.validation import Caps
 from shared.metrics import MetricsServer, start_metrics_server
@@ -40,14 +43,17 @@ TICK_SECONDS = 1.0
 SUMMARY_SECONDS = 10.0
 # How long clients get to read the last messages of requests that a shutdown ended.
 LAST_MESSAGES_SECONDS = 2.0
-STOP_GRACE_SECONDS = 1.0
+STOP_GRACE_SECONDS = 1
+# What the operating system waits beyond the time of a slow client before it drops a connection.
+SEND_MARGIN_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class _Servers:
     inference: RpcServer
     admin: RpcServer
-    metrics: MetricsServer | None
+    metrics: MetricsServer | None = None
+    http: HttpServer | None = None
 
 
 class Frontend:
@@ -94,6 +100,7 @@ class Frontend:
             journey=Journey(tokenizer, self._prompts, defaults, self.requests, fleet, options),
             embeddings=EmbeddingJourney(self._prompts, self.requests, fleet, config.model_names, caps),
             metrics=self.metrics,
+            caps=caps,
             model_names=config.model_names,
             model_root=config.model or config.tokenizer_source,
             max_prompt_bytes=config.max_prompt_bytes,
@@ -111,16 +118,30 @@ class Frontend:
         except BaseException:
             await inference.stop(0)
             raise
-        self._servers = _Servers(inference, admin, None)
+        self._servers = _Servers(inference, admin)
         try:
             if config.metrics_port >= 0:
                 self._servers.metrics = start_metrics_server(config.host, config.metrics_port, self.metrics.registry)
+            if config.http_port >= 0:
+                self._servers.http = await self._start_http()
         except BaseException:
             await self.stop()
             raise
         admin.set_serving(ADMIN_SERVICE, serving=True)
         self.engines.start()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="ticker")
+
+    async def _start_http(self) -> HttpServer:
+        config = self._config
+        app = make_app(
+            self._services,
+            max_body_bytes=config.http_max_body_bytes,
+            max_prompts=config.max_completion_prompts,
+            keys=self.api_keys,
+        )
+        # Requests end slow clients by themselves; this is for what is left of an answer when its request is gone.
+        send_timeout = 2 * config.slow_client_timeout + SEND_MARGIN_SECONDS
+        return await start_http(config.host, config.http_port, app, send_timeout=send_timeout, grace=STOP_GRACE_SECONDS)
 
     @property
     def address(self) -> str:
@@ -131,6 +152,11 @@ class Frontend:
     def admin_address(self) -> str:
         """Where operators find it."""
         return self._running.admin.address
+
+    @property
+    def http_address(self) -> str | None:
+        """Where HTTP clients find it."""
+        return None if self._running.http is None else self._running.http.address
 
     @property
     def metrics_port(self) -> int | None:
@@ -207,7 +233,10 @@ class Frontend:
         self.requests.is_draining = True
         if self._servers is not None:
             servers = self._servers
-            await asyncio.gather(servers.inference.stop(STOP_GRACE_SECONDS), servers.admin.stop(STOP_GRACE_SECONDS))
+            stops = [servers.inference.stop(STOP_GRACE_SECONDS), servers.admin.stop(STOP_GRACE_SECONDS)]
+            if servers.http is not None:
+                stops.append(servers.http.stop())
+            await asyncio.gather(*stops)
             if servers.metrics is not None:
                 servers.metrics.close()
         await self.engines.close()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from frontend_svc.routing.engine_client import AsyncEngineClient
 from frontend_svc.service.calls import Context, counted
 from frontend_svc.service.convert import load_response
-from frontend_svc.service.servicer import Services
+from frontend_svc.services import Services
 from shared.errors import InvalidRequestError, TaktError
 from takt.v1 import admin_pb2
 

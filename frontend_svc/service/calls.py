@@ -5,7 +5,6 @@ The only place where the journey's Call meets gRPC.
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
@@ -15,6 +14,7 @@ import grpc
 
 from frontend_svc.metrics import FrontendMetrics
 from frontend_svc.request import Caller
+from frontend_svc.traceparent import valid_traceparent
 from shared.errors import TaktError
 from shared.rpc.status import abort_with
 
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 S = TypeVar("S", bound="HasMetrics")
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 # How long a status may take to be on its way before its call's task is ended.
 END_SECONDS = 1.0
@@ -79,8 +78,8 @@ async def _send_status(context: Context, error: TaktError) -> None:
 
 def _traceparent(context: Context) -> str:
     for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
-            return value
+        if key == "traceparent" and valid_traceparent(value):
+            return valid_traceparent(value)
     return ""
 
 

@@ -6,15 +6,8 @@ Errors are raised as TaktError; how they become a status is the handlers' own.
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
-from frontend_svc.active_request import ActiveRequests
-from frontend_svc.embedding import EmbeddingJourney
-from frontend_svc.journey import Journey
-from frontend_svc.metrics import FrontendMetrics
-from frontend_svc.prompts import Prompts
-from frontend_svc.routing.engine_table import EngineTable
 from frontend_svc.service.calls import Context, GrpcCall, counted, counted_stream
 from frontend_svc.service.convert import (
     chat_messages,
@@ -26,26 +19,10 @@ from frontend_svc.service.convert import (
     tokenize_response,
 )
 from frontend_svc.service.convert_outputs import chat_response, generate_response
-from frontend_svc.text.tokenizer import Tokenizer
+from frontend_svc.services import Services
 from frontend_svc.validation import validate_messages, validate_model, validate_text, validate_token_ids
-from shared.errors import InvalidRequestError, UnavailableError
+from shared.errors import InvalidRequestError
 from takt.v1 import inference_pb2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What the servicers share."""
-
-    tokenizer: Tokenizer
-    prompts: Prompts
-    engines: EngineTable
-    requests: ActiveRequests
-    journey: Journey
-    embeddings: EmbeddingJourney
-    metrics: FrontendMetrics
-    model_names: tuple[str, ...]
-    model_root: str
-    max_prompt_bytes: int
 
 
 class InferenceServicer:
@@ -89,7 +66,7 @@ class InferenceServicer:
             case _:
                 raise InvalidRequestError("input must be set to text or conversation, got none", field="input")
         tokens = await services.prompts.spell(token_ids) if request.return_tokens else []
-        return tokenize_response(token_ids, tokens, self._max_model_len())
+        return tokenize_response(token_ids, tokens, services.max_model_len)
 
     @counted
     async def Detokenize(self, request: Any, _context: Context) -> Any:  # noqa: N802 - gRPC's name
@@ -107,7 +84,7 @@ class InferenceServicer:
         """Lists the names of the served model."""
         services = self._services
         return models_response(
-            services.model_names, services.model_root, self._max_model_len(), len(services.engines.ready)
+            services.model_names, services.model_root, services.max_model_len, len(services.engines.ready)
         )
 
     @counted
@@ -120,12 +97,6 @@ class InferenceServicer:
         """Turns texts into vectors."""
         embedding = embedding_request(request, _new_request_id())
         return embed_response(await self._services.embeddings.embed(embedding, GrpcCall(context)))
-
-    def _max_model_len(self) -> int:
-        try:
-            return self._services.engines.limits().max_model_len
-        except UnavailableError:
-            return 0
 
 
 def _new_request_id() -> str:

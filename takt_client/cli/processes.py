@@ -35,6 +35,7 @@ class ServiceSpec:
     health_service: str
     metrics_address: str = ""
     admin_address: str = ""
+    http_address: str = ""
 
 
 class ChildFailedError(Exception):

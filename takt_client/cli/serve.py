@@ -21,13 +21,14 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServePlan:
-    """What to start. Port 0 means a free one; a metrics port of -1 means none; engine i takes its base ports plus i."""
+    """What to start. Port 0 means a free one, -1 (HTTP and metrics) none; engine i takes its base ports plus i."""
 
     model: str
     num_engines: int = 1
     host: str = LOOPBACK
     port: int = 50051
     admin_port: int = 50052
+    http_port: int = 8000
     engine_port: int = 50061
     metrics_port: int = 9100
     engine_metrics_port: int = 9101
@@ -60,12 +61,14 @@ class ServePlan:
         """The frontend of these engines."""
         port = self.port or free_port()
         admin_port = self.admin_port or free_port()
+        http_port = self.http_port or free_port()
         metrics_port = _metrics_port(self.metrics_port, 0)
         arguments = (
             self.model,
             *(item for engine in engines for item in ("--engine", engine.address)),
             *("--host", self.host, "--port", str(port)),
             *("--admin-port", str(admin_port), "--metrics-port", str(metrics_port)),
+            *("--http-port", str(http_port)),
             *self.frontend_arguments,
         )
         reachable = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
@@ -77,6 +80,7 @@ class ServePlan:
             health_service=FRONTEND_SERVICE,
             metrics_address=_metrics_address(metrics_port),
             admin_address=f"{LOOPBACK}:{admin_port}",
+            http_address=f"{reachable}:{http_port}" if http_port > 0 else "",
         )
 
 
@@ -116,6 +120,7 @@ def _await_child(supervisor: Supervisor, child: Child, *, as_json: bool) -> None
                 "service": name,
                 "address": spec.address,
                 "admin_address": spec.admin_address or None,
+                "http_address": spec.http_address or None,
                 "metrics_address": spec.metrics_address or None,
                 "pid": child.pid,
                 "seconds": round(child.ready_seconds or 0, 3),
@@ -155,6 +160,8 @@ def serve(plan: ServePlan, *, as_json: bool) -> int:
             if as_json:
                 print_json({"event": "serving", "model": plan.model, "address": frontend.address})
             else:
+                if frontend.http_address:
+                    note(f"OpenAI-compatible API on http://{frontend.http_address}/v1", style="green")
                 note(f"serving {plan.model} on {frontend.address}; Ctrl-C stops", style="bold green")
             supervisor.wait()
     except StoppedError:

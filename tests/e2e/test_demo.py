@@ -63,7 +63,7 @@ def test_starting_takes_seconds():
 
 def test_a_frontend_alone_starts_in_seconds():
     port = free_port()
-    ports = ("--port", str(port), "--admin-port", "0", "--metrics-port", "-1")
+    ports = ("--port", str(port), "--admin-port", "0", "--metrics-port", "-1", "--http-port", "-1")
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "frontend_svc", "smollm2", "--engine", "127.0.0.1:1", *ports],

@@ -61,7 +61,7 @@ def is_taken(port):
 def served_address(byte_model):
     """The address that the README names; another one where the machine's own 50051 is taken."""
     port = "0" if is_taken(50051) else "50051"
-    arguments = ("--port", port, "--admin-port", "0", "--engine-port", "0", "--metrics-port", "-1")
+    arguments = ("--port", port, "--admin-port", "0", "--http-port", "-1", "--engine-port", "0", "--metrics-port", "-1")
     stack = Stack(str(byte_model), *arguments, "--engine-metrics-port", "-1", *FAKE)
     try:
         yield stack.wait_serving().address

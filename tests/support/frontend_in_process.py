@@ -157,7 +157,14 @@ async def frontend_in_process(
     **options: Any,
 ) -> AsyncIterator[FrontendInProcess]:
     """A running frontend of the tokenizer's folder. `options` are fields of FrontendConfig."""
-    values = {"port": 0, "admin_port": 0, "metrics_port": -1, "drain_timeout": 5.0, "served_model_name": ("tiny",)}
+    values = {
+        "port": 0,
+        "admin_port": 0,
+        "metrics_port": -1,
+        "http_port": -1,
+        "drain_timeout": 5.0,
+        "served_model_name": ("tiny",),
+    }
     config = FrontendConfig(model=str(tokenizer), engine=engines, **(values | options))
     frontend = Frontend(config, Tokenizer.load(tokenizer, config.chat_template), times)
     await frontend.start()

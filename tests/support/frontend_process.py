@@ -10,14 +10,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = ("admin", "metrics", "ready")
+LINES = ("admin", "metrics", "http", "ready")
 
 
 class FrontendSubprocess:
     """`python -m frontend_svc` with its output at hand. The addresses are known after `wait_ready`."""
 
     def __init__(self, *arguments: str) -> None:
-        ports = ["--port", "0", "--admin-port", "0", "--metrics-port", "0"]
+        ports = ["--port", "0", "--admin-port", "0", "--metrics-port", "0", "--http-port", "0"]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "frontend_svc", *ports, *arguments],

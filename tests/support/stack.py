@@ -20,6 +20,8 @@ FREE_PORTS = (
     "0",
     "--admin-port",
     "0",
+    "--http-port",
+    "0",
     "--engine-port",
     "0",
     "--metrics-port",
@@ -66,6 +68,10 @@ class Stack:
     @property
     def address(self) -> str:
         return self.services["frontend"]["address"]
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.services['frontend']['http_address']}"
 
     @property
     def admin_address(self) -> str:

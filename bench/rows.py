@@ -45,7 +45,7 @@ def show(rows: list[Row]) -> None:
         numbers = [f"{entry.ours:g}", entry.unit, entry.peer]
         numbers += ["" if value is None else f"{value:g}" for value in (entry.peer_value, entry.ratio)]
         table.add_row(entry.measure, *numbers)
-    Console().print(table)
+    Console(width=150).print(table)
 
 
 def save(rows: list[Row], path: Path) -> None:

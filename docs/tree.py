@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("protos", "shared", "engine_svc", "frontend_svc", "takt_client", "bench", "examples", "docs", "deploy")
-SUFFIXES = {".py", ".proto", ".mjs", ".sh", ".engine", ".frontend"}
+SUFFIXES = {".py", ".proto", ".h", ".cpp", ".mjs", ".sh", ".engine", ".frontend"}
 SKIPPED = {"__pycache__", "node_modules", "out"}
 
 

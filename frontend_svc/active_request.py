@@ -14,6 +14,7 @@ from typing import Protocol
 from frontend_svc.collector import News, OutputCollector, slow_consumer_error
 from frontend_svc.engine_run import EngineRun
 from frontend_svc.metrics import FrontendMetrics
+from frontend_svc.pacing import WakePacer
 from frontend_svc.request import Caller
 from shared.errors import DeadlineExceededError, DuplicateRequestError, TaktError, UnavailableError
 from shared.types import AbortCause, FinishedRequest, FinishReason
@@ -42,11 +43,13 @@ class Call(Protocol):
 class ActiveRequest:
     """A request in flight: a run for each of its outputs. All methods belong to the event loop."""
 
-    def __init__(self, request_id: str, call: Call, limits: "SlowClientLimits", metrics: FrontendMetrics) -> None:
+    def __init__(
+        self, request_id: str, call: Call, limits: "SlowClientLimits", metrics: FrontendMetrics, pacer: WakePacer
+    ) -> None:
         self.request_id = request_id
         self.call = call
         # Wakes the request's task when any of its outputs has news.
-        self.news = News()
+        self.news = News(pacer)
         self.runs: list[EngineRun] = []
         self.is_released = False
         self._limits = limits
@@ -156,6 +159,7 @@ class ActiveRequests:
         self.is_draining = False
         self._limits = limits
         self._metrics = metrics
+        self._pacer = WakePacer()
         self._requests: dict[str, ActiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -175,7 +179,7 @@ class ActiveRequests:
             raise DuplicateRequestError(
                 f"request_id must be unique among the requests in flight, got {request_id!r} again", field="request_id"
             )
-        active = ActiveRequest(request_id, call, self._limits, self._metrics)
+        active = ActiveRequest(request_id, call, self._limits, self._metrics, self._pacer)
         for _ in range(num_runs):
             active.add_run()
         self._requests[request_id] = active

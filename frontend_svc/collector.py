@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from frontend_svc.pacing import WakePacer
 from shared.engine_client import EngineLoss
 from shared.errors import OverloadedError, TaktError, UnavailableError
 from shared.types import FinishedRequest, FirstScheduled, TokenLogprobs
@@ -25,12 +26,13 @@ class EngineLostError(UnavailableError):
 
 
 class News:
-    """Wakes the one task that waits for anything new of a request's outputs."""
+    """Wakes the one task that waits for anything new of a request's outputs, at once or at the pace of a pacer."""
 
-    __slots__ = ("_loop", "_waiter")
+    __slots__ = ("_loop", "_pacer", "_waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, pacer: WakePacer | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._pacer = pacer
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -41,8 +43,12 @@ class News:
     def announce(self) -> None:
         """Wakes the task if it waits."""
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
+        if waiter is None or waiter.done():
+            return
+        if self._pacer is None:
             waiter.set_result(None)
+        else:
+            self._pacer.wake(waiter)
 
     async def wait(self) -> None:
         """Returns at the next announcement."""

@@ -48,6 +48,7 @@ class Hello:
     is_peer: bool
     frontend_id: str
     protocol_version: int
+    max_unacknowledged: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,14 @@ class Heartbeat:
     """A sign of life."""
 
 
-Incoming = Hello | Adds | Aborts | Utility | Heartbeat
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """So many messages of outputs were taken."""
+
+    count: int
+
+
+Incoming = Hello | Adds | Aborts | Utility | Heartbeat | Acknowledgement
 
 
 def decode(data: bytes) -> Incoming:
@@ -96,6 +104,8 @@ def decode(data: bytes) -> Incoming:
             return _utility(request.utility_call)
         case "heartbeat":
             return Heartbeat()
+        case "acknowledge_outputs":
+            return Acknowledgement(request.acknowledge_outputs.count)
         case "start_dp_wave":
             raise UnimplementedError("start_dp_wave is not built yet", field="start_dp_wave")
         case _:
@@ -110,7 +120,9 @@ def _hello(hello: pb.Hello) -> Hello:
             f"hello.frontend_id must be at most {MAX_FRONTEND_ID_LENGTH} characters, got {len(hello.frontend_id)}",
             field="hello.frontend_id",
         )
-    return Hello(hello.role == pb.ROLE_PEER, hello.frontend_id, hello.protocol_version)
+    return Hello(
+        hello.role == pb.ROLE_PEER, hello.frontend_id, hello.protocol_version, hello.max_unacknowledged_outputs
+    )
 
 
 def _check_count(field: str, items: Sized) -> None:

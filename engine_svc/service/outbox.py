@@ -1,6 +1,8 @@
 """What one frontend has not taken yet: bounded, merged, complete.
 
-While the frontend keeps up, a step's outputs pass through as they are. When it does not, they are merged by request, so
+While the frontend keeps up, a step's outputs pass through as they are. A frontend may say how many messages of outputs
+it wants to be sent before it acknowledges some: buffers on the way would hold seconds of them otherwise. Outputs that
+cannot be sent yet are merged by request, so
 that what is held grows with the tokens and not with the steps, and no token is ever dropped. It knows neither gRPC nor
 protobuf and belongs to the io thread's event loop. Invariant: a request's tokens leave in order, before its end and
 after the log-probabilities of its prompt; log-probabilities leave in the same message as their tokens.
@@ -121,15 +123,19 @@ class Outbox:
         self._filled = asyncio.Event()
         self._writing = False
         self._progress_at = clock()
-        self._waiting_bytes = 0
+        self._outputs_bytes = 0
+        self._frames_bytes = 0
         self._taken_bytes = 0
+        self._unacknowledged = 0
+        # Messages of outputs that may be under way; 0 is no limit.
+        self.window = 0
         self.num_tokens = 0
         self.num_merged = 0
 
     @property
     def num_bytes(self) -> int:
         """Estimated bytes that wait, and bytes that were taken and not written yet."""
-        return self._waiting_bytes + self._taken_bytes
+        return self._outputs_bytes + self._frames_bytes + self._taken_bytes
 
     def put_outputs(self, outputs: StepOutputs) -> None:
         """Adds a step's outputs."""
@@ -138,11 +144,12 @@ class Outbox:
         self.num_tokens += len(outputs.token_ids)
         if self._single is None and self._merged is None:
             self._single = outputs
-            self._waiting_bytes += estimate_bytes(outputs)
+            self._outputs_bytes += estimate_bytes(outputs)
         else:
-            self._waiting_bytes += self._merge().add(outputs)
+            self._outputs_bytes += self._merge().add(outputs)
             self.num_merged += 1
-        self._fill()
+        if self._may_send_outputs:
+            self._fill()
 
     def _merge(self) -> _MergedOutputs:
         if self._merged is None:
@@ -156,7 +163,7 @@ class Outbox:
         """Adds a message of its own, in the order of such messages."""
         if self._closed:
             return
-        self._waiting_bytes += len(frame)
+        self._frames_bytes += len(frame)
         self._frames.append(frame)
         self._fill()
 
@@ -178,8 +185,23 @@ class Outbox:
         self._closed = True
         self._single = self._merged = self._heartbeat = self._last = None
         self._frames = []
-        self._waiting_bytes = self.num_tokens = 0
+        self._outputs_bytes = self._frames_bytes = self.num_tokens = 0
         self._filled.set()
+
+    def acknowledge(self, count: int) -> None:
+        """The frontend has taken so many messages of outputs."""
+        self._unacknowledged = max(0, self._unacknowledged - count)
+        self._progress_at = self._clock()
+        if self._has_outputs and self._may_send_outputs:
+            self._fill()
+
+    @property
+    def _has_outputs(self) -> bool:
+        return self._single is not None or self._merged is not None
+
+    @property
+    def _may_send_outputs(self) -> bool:
+        return self._closed or not self.window or self._unacknowledged < self.window
 
     def _fill(self) -> None:
         if not self._writing and not self._filled.is_set():
@@ -189,19 +211,35 @@ class Outbox:
     async def take(self) -> list[bytes]:
         """Waits for messages and returns them encoded; an empty list when there will be none."""
         self._writing = False
-        await self._filled.wait()
-        self._filled.clear()
+        frames: list[bytes] = []
+        while not frames:
+            await self._filled.wait()
+            self._filled.clear()
+            frames = self._take_all()
+            if self._closed:
+                self._filled.set()
+                break
         self._writing = True
-        outputs = self._merged.flatten() if self._merged is not None else self._single
-        frames = [] if outputs is None else [self._encode(p) for p in split(outputs, self._limits.max_message_bytes)]
+        self._taken_bytes = sum(map(len, frames))
+        return frames
+
+    def _take_all(self) -> list[bytes]:
+        frames = self._take_outputs() if self._may_send_outputs else []
         frames += self._frames
         frames += [frame for frame in (self._heartbeat, self._last) if frame is not None]
-        self._single = self._merged = self._heartbeat = self._last = None
+        self._heartbeat = self._last = None
         self._frames = []
-        self._waiting_bytes = self.num_tokens = 0
-        self._taken_bytes = sum(map(len, frames))
-        if self._closed:
-            self._filled.set()
+        self._frames_bytes = 0
+        return frames
+
+    def _take_outputs(self) -> list[bytes]:
+        outputs = self._merged.flatten() if self._merged is not None else self._single
+        if outputs is None:
+            return []
+        frames = [self._encode(part) for part in split(outputs, self._limits.max_message_bytes)]
+        self._single = self._merged = None
+        self._outputs_bytes = self.num_tokens = 0
+        self._unacknowledged += len(frames)
         return frames
 
     def progressed(self, frame: bytes) -> None:
@@ -214,7 +252,8 @@ class Outbox:
         if self.num_bytes > self._limits.max_bytes:
             return f"{self.num_bytes} bytes of outputs were not read, the limit is {self._limits.max_bytes}"
         stalled = self._clock() - self._progress_at
-        if (self._writing or self._filled.is_set()) and stalled > self._limits.max_stall_seconds:
+        waits = self._writing or self._filled.is_set() or self._has_outputs
+        if waits and stalled > self._limits.max_stall_seconds:
             return f"nothing was read for {stalled:.0f} s, the limit is {self._limits.max_stall_seconds:.0f} s"
         return ""
 

@@ -36,6 +36,7 @@ class EngineServicer:
         """Serves a frontend until either side ends the stream. Raises TaktError for the status to end it with."""
         hello = await _receive_hello(context)
         stream = self._hub.open_stream(hello.frontend_id)
+        stream.outbox.window = hello.max_unacknowledged
         reader = asyncio.create_task(_read(stream, context))
         writer = asyncio.create_task(_write(stream, context))
         try:

@@ -15,6 +15,7 @@ from engine_svc.core_thread import CoreThread
 from engine_svc.messages import AddRequests, ClientGone, UtilityCall, UtilityMethod, UtilityOutcome
 from engine_svc.service.convert import (
     Aborts,
+    Acknowledgement,
     Adds,
     Heartbeat,
     Hello,
@@ -91,6 +92,8 @@ class FrontendStream:
                 self._abort(message)
             case Utility():
                 self._call(message)
+            case Acknowledgement(count):
+                self.outbox.acknowledge(count)
             case Heartbeat():
                 pass
             case Hello():

@@ -102,9 +102,14 @@ class MalformedMessageError(Exception):
 # --- to the engine ----------------------------------------------------------------------------------------------------
 
 
-def encode_hello(frontend_id: str) -> bytes:
+def encode_hello(frontend_id: str, max_unacknowledged_outputs: int) -> bytes:
     """The first message of a stream."""
-    hello = pb.Hello(role=pb.ROLE_FRONTEND, frontend_id=frontend_id, protocol_version=PROTOCOL_VERSION)
+    hello = pb.Hello(
+        role=pb.ROLE_FRONTEND,
+        frontend_id=frontend_id,
+        protocol_version=PROTOCOL_VERSION,
+        max_unacknowledged_outputs=max_unacknowledged_outputs,
+    )
     return pb.ConnectRequest(hello=hello).SerializeToString()
 
 
@@ -204,6 +209,11 @@ def encode_call(call_id: int, timeout_seconds: float, method: UtilityMethod) -> 
         case StopProfile():
             call.stop_profile.SetInParent()
     return pb.ConnectRequest(utility_call=call).SerializeToString()
+
+
+def encode_acknowledgement(count: int) -> bytes:
+    """So many messages of outputs were taken."""
+    return pb.ConnectRequest(acknowledge_outputs=pb.AcknowledgeOutputs(count=count)).SerializeToString()
 
 
 def encode_heartbeat(sequence: int) -> bytes:

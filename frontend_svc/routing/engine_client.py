@@ -26,7 +26,7 @@ from frontend_svc.routing.convert import (
     decode,
     encode_hello,
 )
-from frontend_svc.routing.engine_stream import MAX_HANDLE, EngineStream
+from frontend_svc.routing.engine_stream import MAX_HANDLE, MAX_UNACKNOWLEDGED, EngineStream
 from shared.engine_client import RequestSink
 from shared.errors import InternalError, UnavailableError
 from shared.rpc.options import engine_channel_options
@@ -228,7 +228,7 @@ class AsyncEngineClient:
         """Hello and Ready. Raises _StreamLostError."""
         try:
             async with asyncio.timeout(self._times.dead):
-                await _write(call, encode_hello(self._frontend_id))
+                await _write(call, encode_hello(self._frontend_id, MAX_UNACKNOWLEDGED))
                 data = await _read(call)
         except TimeoutError:
             raise _StreamLostError(f"it did not introduce itself within {self._times.dead:g} s") from None

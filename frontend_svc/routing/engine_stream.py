@@ -17,6 +17,7 @@ from frontend_svc.routing.convert import (
     UtilityValue,
     decode,
     encode_aborts,
+    encode_acknowledgement,
     encode_adds,
     encode_call,
     encode_heartbeat,
@@ -30,6 +31,9 @@ from shared.types import AbortCause, EngineInfo, EngineLoad, EngineRequest, Step
 MAX_BATCH_BYTES = 1024 * 1024
 # Room that the envelope takes from the engine's limit on messages.
 ENVELOPE_BYTES = 64
+# Messages of outputs that may be under way. Few, so that nothing waits in buffers while this side is behind; enough
+# that an engine never waits for an acknowledgement of a side that is not.
+MAX_UNACKNOWLEDGED = 4
 # The last number that fits the wire.
 MAX_HANDLE = 2**32 - 1
 
@@ -56,6 +60,7 @@ class EngineStream:
         self._last_call = 0
         self._calls: dict[int, asyncio.Future[UtilityValue]] = {}
         self._heartbeats = 0
+        self._unacknowledged = 0
         self._dead = False
         self._loss: EngineLoss | None = None
 
@@ -124,6 +129,13 @@ class EngineStream:
         self._unsent_frames.append(encode_heartbeat(self._heartbeats))
         self.wake.set()
 
+    def _acknowledge(self) -> None:
+        self._unacknowledged += 1
+        if 2 * self._unacknowledged >= MAX_UNACKNOWLEDGED:
+            self._unsent_frames.append(encode_acknowledgement(self._unacknowledged))
+            self._unacknowledged = 0
+            self.wake.set()
+
     def take_frames(self) -> Iterator[bytes]:
         """Returns and clears what waits to be sent: adds before aborts."""
         self.wake.clear()
@@ -150,6 +162,7 @@ class EngineStream:
         """Handles one message; Dead is the caller's to handle. Raises MalformedMessageError."""
         message = decode(data)
         if isinstance(message, StepOutputs):
+            self._acknowledge()
             self._scatter(message)
         elif isinstance(message, Heartbeat):
             self._note_load(message.load)

@@ -199,3 +199,41 @@ async def test_random_puts_and_takes_lose_nothing():
         await outbox.take()
         assert tokens_by_handle(sent)[0] == expected
         assert tokens_by_handle(sent)[1] == set(range(10)) - open_handles
+
+
+async def test_a_window_holds_outputs_back_until_some_are_acknowledged():
+    outbox, sent, _ = make()
+    outbox.window = 2
+    for number in range(5):
+        outbox.put_outputs(step(number, h1=[number]))
+        if number < 2:
+            await outbox.take()
+    assert [outputs.step for outputs in sent] == [0, 1]
+    outbox.put_frame(b"beside")
+    assert await outbox.take() == [b"beside"]
+    outbox.acknowledge(1)
+    await outbox.take()
+    assert [outputs.step for outputs in sent] == [0, 1, 4]
+    assert list(zip(sent[2].handles, sent[2].num_tokens, strict=True)) == [(1, 3)]
+    outbox.put_outputs(step(5, h1=[5]))
+    outbox.close(b"last")
+    assert (await outbox.take())[-1] == b"last"
+    assert sent[-1].step == 5
+
+
+async def test_a_frontend_that_acknowledges_nothing_is_overdue():
+    outbox, _, clock = make(max_stall_seconds=10.0)
+    outbox.window = 1
+    outbox.put_outputs(step(0, h1=[0]))
+    for frame in await outbox.take():
+        outbox.progressed(frame)
+    waiting = asyncio.create_task(outbox.take())
+    await asyncio.sleep(0)
+    clock.now += 100
+    assert not outbox.overdue()
+    outbox.put_outputs(step(1, h1=[1]))
+    clock.now += 11
+    assert "nothing was read for" in outbox.overdue()
+    outbox.acknowledge(1)
+    assert not outbox.overdue()
+    assert await waiting

@@ -64,20 +64,22 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_REPETITION: FinishReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("hello", "add_requests", "abort_requests", "utility_call", "start_dp_wave", "heartbeat")
+    __slots__ = ("hello", "add_requests", "abort_requests", "utility_call", "start_dp_wave", "heartbeat", "acknowledge_outputs")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ADD_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     UTILITY_CALL_FIELD_NUMBER: _ClassVar[int]
     START_DP_WAVE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     add_requests: AddRequests
     abort_requests: AbortRequests
     utility_call: UtilityCall
     start_dp_wave: StartDpWave
     heartbeat: Heartbeat
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add_requests: _Optional[_Union[AddRequests, _Mapping]] = ..., abort_requests: _Optional[_Union[AbortRequests, _Mapping]] = ..., utility_call: _Optional[_Union[UtilityCall, _Mapping]] = ..., start_dp_wave: _Optional[_Union[StartDpWave, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    acknowledge_outputs: AcknowledgeOutputs
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., add_requests: _Optional[_Union[AddRequests, _Mapping]] = ..., abort_requests: _Optional[_Union[AbortRequests, _Mapping]] = ..., utility_call: _Optional[_Union[UtilityCall, _Mapping]] = ..., start_dp_wave: _Optional[_Union[StartDpWave, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., acknowledge_outputs: _Optional[_Union[AcknowledgeOutputs, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("ready", "step_outputs", "utility_result", "heartbeat", "draining", "dead", "wave_complete", "start_wave")
@@ -100,14 +102,16 @@ class ConnectResponse(_message.Message):
     def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., utility_result: _Optional[_Union[UtilityResult, _Mapping]] = ..., heartbeat: _Optional[_Union[EngineHeartbeat, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., dead: _Optional[_Union[Dead, _Mapping]] = ..., wave_complete: _Optional[_Union[WaveComplete, _Mapping]] = ..., start_wave: _Optional[_Union[StartWave, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("role", "frontend_id", "protocol_version")
+    __slots__ = ("role", "frontend_id", "protocol_version", "max_unacknowledged_outputs")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     FRONTEND_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNACKNOWLEDGED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     role: Role
     frontend_id: str
     protocol_version: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., frontend_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    max_unacknowledged_outputs: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., frontend_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., max_unacknowledged_outputs: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("epoch", "protocol_version", "model", "max_model_len", "vocab_size", "eos_token_ids", "tokenizer_digest", "block_size", "num_blocks", "dtype", "world_sizes", "data_parallel_rank", "limits", "numerics", "draining")
@@ -486,6 +490,12 @@ class EngineLoad(_message.Message):
     in_step_ms: int
     num_waiting_tokens: int
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., step_counter: _Optional[int] = ..., in_step_ms: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeOutputs(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)

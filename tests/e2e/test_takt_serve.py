@@ -12,6 +12,8 @@ import pytest
 
 from takt_client.client import Client
 from tests.support.stack import FAKE, FREE_PORTS, ROOT, Stack, serving
+from tests.support.tiny_gguf import write_llama_gguf
+from tests.support.tiny_models import tiny_checkpoint
 
 ANSWER = {"temperature": 0.0, "max_tokens": 5}
 
@@ -78,12 +80,15 @@ def test_a_service_that_dies_takes_the_others_with_it(byte_model):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux kills the children of a killed process")
 def test_no_service_outlives_a_command_that_is_killed(byte_model):
-    with serving(byte_model, *FAKE, "--engine-arg=--fake-step-ms=20") as stack, Client(stack.address) as client:
-        with client.generate("x", temperature=0.0, max_tokens=500) as stream:
-            next(stream)
-            stack.process.kill()
-            for pid in pids(stack):
-                wait_gone(pid)
+    with (
+        serving(byte_model, *FAKE, "--engine-arg=--fake-step-ms=20") as stack,
+        Client(stack.address) as client,
+        client.generate("x", temperature=0.0, max_tokens=500) as stream,
+    ):
+        next(stream)
+        stack.process.kill()
+        for pid in pids(stack):
+            wait_gone(pid)
 
 
 def failing(model, *arguments):
@@ -111,6 +116,22 @@ def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(tmp_path):
     code, log = failing(tmp_path / "nothing", *FREE_PORTS)
     assert code == 1
     assert str(tmp_path / "nothing") in log
+    assert "Traceback" not in log
+
+
+def test_a_gguf_file_is_served_from_the_first_time_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAKT_CACHE", str(tmp_path / "cache"))
+    file = write_llama_gguf(tiny_checkpoint("llama", tmp_path / "checkpoint"), tmp_path / "tiny.gguf")
+    with serving(file, "--engines", "2") as stack, Client(stack.address) as client:
+        assert client.generate("ab", **ANSWER).result().usage.completion_tokens >= 1
+
+
+def test_a_gguf_file_that_is_none_is_one_line_of_the_engine(tmp_path):
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(b"GGUF\x03\x00\x00\x00")
+    code, log = failing(file, *FREE_PORTS)
+    assert code == 1
+    assert "engine-0 | engine: " in log
     assert "Traceback" not in log
 
 

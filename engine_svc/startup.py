@@ -231,7 +231,7 @@ def build_executor(config: EngineConfig, progress: Progress | None) -> Executor:
 
 
 def _build_fake(config: EngineConfig) -> Executor:
-    """A fake of the model in a folder takes its vocabulary, end tokens and tokenizer, so that a real frontend fits it."""
+    """A fake of the model in a folder takes its vocabulary, end tokens and tokenizer: a real frontend fits it."""
     folder = Path(config.model)
     defaults = FakeExecutorOptions()
     eos: tuple[int, ...] = (2,)

@@ -31,6 +31,8 @@ def model_cache() -> Path:
 
 def find_tokenizer(name: str, revision: str | None = None) -> Path:
     """A folder with a tokenizer. Raises StartupError in one line."""
+    if not name:
+        raise StartupError("tokenizer must be the name of a model or a folder, got nothing")
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -40,7 +42,9 @@ def find_tokenizer(name: str, revision: str | None = None) -> Path:
         folder = model_cache() / name
         if (folder / "tokenizer.json").is_file():
             return folder
-        raise StartupError(f"tokenizer {name!r} is no folder, and no model of that name was pulled: takt model pull")
+        raise StartupError(
+            f"tokenizer {name!r} is no folder, and no model of that name was fetched by: takt model pull {name}"
+        )
     if _HUB_NAME.fullmatch(name):
         return _from_hub(name, revision)
     raise StartupError(f"tokenizer {name!r} is no folder, no GGUF file and no Hub name (owner/name)")

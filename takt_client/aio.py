@@ -103,9 +103,7 @@ class AsyncClient:
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        request = inference_pb2.DetokenizeRequest(
-            model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
-        )
+        request = convert.detokenize_request(token_ids, model=model, skip_special_tokens=skip_special_tokens)
         return str((await _call(self._stub.Detokenize, request, self._metadata)).text)
 
     async def embed(

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from takt.v1 import admin_pb2, inference_pb2, types_pb2
+from takt_client.errors import TaktClientError
 from takt_client.types import (
     Chunk,
     Embeddings,
@@ -28,13 +30,15 @@ _REASON_PREFIX = "FINISH_REASON_"
 
 
 def generate_request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> inference_pb2.GenerateRequest:
-    """Raises TypeError for an option that does not exist, ValueError for one that its field cannot hold."""
+    """Raises TypeError for an option that does not exist, TaktClientError for a value that its field cannot hold."""
     request = inference_pb2.GenerateRequest()
     _fill(request, options)
     if isinstance(prompt, str):
-        request.text = prompt
+        with fitting("text"):
+            request.text = prompt
     else:
-        request.token_ids.ids.extend(prompt)
+        with fitting("token_ids"):
+            request.token_ids.ids.extend(prompt)
         request.token_ids.SetInParent()
     return request
 
@@ -50,7 +54,8 @@ def chat_messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
     """A plain string is one message of the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return [_chat_message(message) for message in messages]
+    with fitting("messages"):
+        return [_chat_message(message) for message in messages]
 
 
 def _chat_message(message: Mapping[str, Any]) -> inference_pb2.ChatMessage:
@@ -73,15 +78,39 @@ def tokenize_request(
     text: Messages, *, model: str, add_special_tokens: bool, return_tokens: bool
 ) -> inference_pb2.TokenizeRequest:
     """Text, or a conversation as a list of messages."""
-    request = inference_pb2.TokenizeRequest(
-        model=model, add_special_tokens=add_special_tokens, return_tokens=return_tokens
-    )
+    request = inference_pb2.TokenizeRequest(add_special_tokens=add_special_tokens, return_tokens=return_tokens)
+    with fitting("model"):
+        request.model = model
     if isinstance(text, str):
-        request.text = text
+        with fitting("text"):
+            request.text = text
     else:
         request.conversation.messages.extend(chat_messages(text))
         request.conversation.SetInParent()
     return request
+
+
+def detokenize_request(
+    token_ids: Sequence[int], *, model: str, skip_special_tokens: bool
+) -> inference_pb2.DetokenizeRequest:
+    """Raises TaktClientError as generate_request does."""
+    request = inference_pb2.DetokenizeRequest(skip_special_tokens=skip_special_tokens)
+    with fitting("model"):
+        request.model = model
+    with fitting("token_ids"):
+        request.token_ids.extend(token_ids)
+    return request
+
+
+@contextmanager
+def fitting(field: str) -> Iterator[None]:
+    """Tells of a value that its field cannot hold as a server tells of one outside its limits."""
+    try:
+        yield
+    except ValueError as error:
+        refusal = TaktClientError("INVALID_ARGUMENT", f"{field} cannot be sent: {error}")
+        refusal.field = field
+        raise refusal from None
 
 
 def _fill(request: Any, options: Mapping[str, Any]) -> None:
@@ -90,11 +119,13 @@ def _fill(request: Any, options: Mapping[str, Any]) -> None:
         if name == "timeout":
             continue
         if name in _SAMPLING_FIELDS:
-            _set(request.sampling, name, value)
+            target = request.sampling
         elif name in fields and name not in ("text", "token_ids", "messages", "sampling"):
-            _set(request, name, value)
+            target = request
         else:
             raise TypeError(f"unknown option {name!r}")
+        with fitting(name):
+            _set(target, name, value)
 
 
 def _set(message: Any, name: str, value: Any) -> None:
@@ -142,7 +173,8 @@ def embed_request(
 ) -> inference_pb2.EmbedRequest:
     """One text or several."""
     texts = [texts] if isinstance(texts, str) else texts
-    return inference_pb2.EmbedRequest(model=model, texts=texts, pooling=pooling, normalize=normalize)
+    with fitting("texts"):
+        return inference_pb2.EmbedRequest(model=model, texts=texts, pooling=pooling, normalize=normalize)
 
 
 def embeddings(response: inference_pb2.EmbedResponse) -> Embeddings:

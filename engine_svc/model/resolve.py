@@ -73,6 +73,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     A path that exists comes first, then an embedded model, then a Hub name (fetched, or taken from the Hub's local
     cache when there is no network). Raises StartupError in one line.
     """
+    if not name:
+        raise StartupError("model must be a folder, a GGUF file or a name, got nothing")
     path = Path(name).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path

@@ -33,12 +33,24 @@ def write_small_files(file: SmallFilesSource, folder: Path, *, dtype: str = "bfl
 
     Raises StartupError when the tokenizer cannot be rebuilt.
     """
-    _write_json(folder / "config.json", file.config() | {"dtype": dtype})
+    config = file.config()
+    _write_json(folder / "config.json", config | {"dtype": dtype})
     _write_json(folder / "generation_config.json", file.generation_config())
     _write_tokenizer(file.path, folder)
+    _drop_invented_tokens(folder / "tokenizer.json", config["vocab_size"])
     template = file.chat_template()
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _drop_invented_tokens(path: Path, vocab_size: int) -> None:
+    """Takes out the tokens that transformers adds of its own accord behind the model's: no model knows them."""
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    added = tokenizer.get("added_tokens", [])
+    known = [token for token in added if token["id"] < vocab_size]
+    if len(known) < len(added):
+        tokenizer["added_tokens"] = known
+        _write_json(path, tokenizer)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -313,6 +313,10 @@ def main() -> None:
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except OSError as error:
+        # A full disk behind standard output, for example.
+        notes.print(f"takt: {error}", style="bold red", markup=False)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ class ServePlan:
     engine_arguments: tuple[str, ...] = ()
     frontend_arguments: tuple[str, ...] = ()
 
+    @property
+    def engines_convert(self) -> bool:
+        """Whether engines must have started before the frontend: they take the tokenizer out of a GGUF file."""
+        return self.model.endswith(".gguf")
+
     def engine_specs(self) -> list[ServiceSpec]:
         """The engines, on loopback."""
         return [self._engine_spec(index) for index in range(self.num_engines)]
@@ -102,9 +107,13 @@ def running(plan: ServePlan, *, as_json: bool) -> Iterator[tuple[Supervisor, Ser
     with supervisor.handling_signals():
         engines = plan.engine_specs()
         children = [supervisor.start(spec) for spec in engines]
+        if plan.engines_convert:
+            for child in children:
+                _await_child(supervisor, child, as_json=as_json)
         children.append(supervisor.start(plan.frontend_spec(engines)))
         for child in children:
-            _await_child(supervisor, child, as_json=as_json)
+            if child.ready_seconds is None:
+                _await_child(supervisor, child, as_json=as_json)
         yield supervisor, children[-1].spec
 
 

@@ -15,8 +15,8 @@ def load_table(load: Load) -> Group:
     """What the engines of a frontend are doing, and what went wrong with those that are not ready."""
     state = "draining" if load.draining else "serving"
     table = Table(title=f"{load.num_requests} requests in flight, frontend {state}", title_justify="left")
-    for name in ("engine", "state"):
-        table.add_column(name)
+    table.add_column("engine", no_wrap=True, min_width=max((len(engine.address) for engine in load.engines), default=0))
+    table.add_column("state")
     for name in ("running", "waiting", "KV cache", "in flight", "steps", "last seen"):
         table.add_column(name, justify="right")
     for engine in load.engines:

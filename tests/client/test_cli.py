@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,15 +24,16 @@ async def address(frontend):
         yield server.address
 
 
-async def takt(*arguments, stdin=""):
+async def takt(*arguments, stdin=b"", stdout=subprocess.PIPE):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "takt_client.cli.main", *arguments),
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
     )
-    stdout, stderr = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
-    return process.returncode, stdout.decode(), stderr.decode()
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    out, err = await asyncio.wait_for(process.communicate(data), 60)
+    return process.returncode, (out or b"").decode(), err.decode()
 
 
 async def test_generate_prints_the_answer_and_how_it_went(address, frontend):
@@ -43,6 +45,39 @@ async def test_generate_prints_the_answer_and_how_it_went(address, frontend):
     sampling = frontend.requests[-1].sampling
     assert (sampling.max_tokens, list(sampling.stop)) == (5, ["A", "B"])
     assert not sampling.HasField("temperature")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "field"),
+    [
+        (("generate", "x", "--max-tokens", str(10**30)), b"", "max_tokens"),
+        (("generate", "x", "--seed", str(2**63)), b"", "seed"),
+        (("generate", "-"), b"\xff", "text"),
+        (("generate", b"\xff"), b"", "text"),
+        (("generate", "x", "--model", b"\xff"), b"", "model"),
+        (("tokenize", b"\xff"), b"", "text"),
+        (("chat",), b"\xff\n", "messages"),
+    ],
+)
+async def test_what_cannot_be_sent_is_one_line(address, arguments, stdin, field):
+    code, _, err = await takt(*arguments, "-a", address, stdin=stdin)
+    assert code == 1
+    assert f"takt: INVALID_ARGUMENT: {field} cannot be sent: " in err
+    assert "Traceback" not in err
+
+
+@pytest.fixture
+def full():
+    path = Path("/dev/full")
+    if not path.exists():
+        pytest.skip("there is no /dev/full")
+    with path.open("w") as file:
+        yield file
+
+
+async def test_an_output_that_is_full_is_one_line(address, full):
+    code, _, err = await takt("chat", "-m", "x", "-a", address, "--json", stdout=full)
+    assert (code, err) == (1, "takt: [Errno 28] No space left on device\n")
 
 
 async def test_json_is_one_object_a_line(address):

@@ -12,6 +12,8 @@ import pytest
 
 from takt_client.client import Client
 from tests.support.stack import FAKE, FREE_PORTS, ROOT, Stack, serving
+from tests.support.tiny_gguf import write_llama_gguf
+from tests.support.tiny_models import tiny_checkpoint
 
 ANSWER = {"temperature": 0.0, "max_tokens": 5}
 
@@ -114,6 +116,22 @@ def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(tmp_path):
     code, log = failing(tmp_path / "nothing", *FREE_PORTS)
     assert code == 1
     assert str(tmp_path / "nothing") in log
+    assert "Traceback" not in log
+
+
+def test_a_gguf_file_is_served_from_the_first_time_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAKT_CACHE", str(tmp_path / "cache"))
+    file = write_llama_gguf(tiny_checkpoint("llama", tmp_path / "checkpoint"), tmp_path / "tiny.gguf")
+    with serving(file, "--engines", "2") as stack, Client(stack.address) as client:
+        assert client.generate("ab", **ANSWER).result().usage.completion_tokens >= 1
+
+
+def test_a_gguf_file_that_is_none_is_one_line_of_the_engine(tmp_path):
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(b"GGUF\x03\x00\x00\x00")
+    code, log = failing(file, *FREE_PORTS)
+    assert code == 1
+    assert "engine-0 | engine: " in log
     assert "Traceback" not in log
 
 

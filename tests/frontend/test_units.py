@@ -310,6 +310,11 @@ def test_a_pulled_model_is_found_by_its_name(tmp_path, monkeypatch):
     assert find_tokenizer("smollm2") == folder
 
 
+def test_the_empty_name_is_not_the_working_directory():
+    with pytest.raises(StartupError, match="got nothing"):
+        find_tokenizer("")
+
+
 def test_a_gguf_file_is_found_by_what_was_converted_from_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TAKT_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "model.gguf"

@@ -66,6 +66,7 @@ def test_a_gguf_file_and_its_conversion_compute_what_the_checkpoint_does(
     folder = convert(gguf_path, tmp_path / "converted", dtype="float32", progress=_progress)
     assert {path.name for path in folder.iterdir() if path.name[0] != "."} == SMALL_FILES | {"model.safetensors"}
     assert torch.equal(_logits(folder), expected)
+    assert all(token["id"] < 384 for token in json.loads((folder / "tokenizer.json").read_text())["added_tokens"])
     assert all(path.stat().st_mode & 0o044 == 0o044 for path in folder.iterdir())
 
 

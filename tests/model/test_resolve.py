@@ -47,16 +47,17 @@ def test_an_embedded_model_is_taken_only_whole(cache: Path) -> None:
     assert resolve_model("smollm2") == folder
 
 
-@pytest.mark.parametrize("name", ["nonsense", "/no/such/folder", "./missing/model.gguf", ""])
+@pytest.mark.parametrize("name", ["nonsense", "/no/such/folder", "./missing/model.gguf"])
 def test_an_unknown_name_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if not name:
-        # The empty name is the working directory, which is a folder, and fails when it is loaded.
-        assert resolve_model(name) == Path()
-        return
     with pytest.raises(StartupError, match="is no folder") as caught:
         resolve_model(name)
     assert "\n" not in str(caught.value)
+
+
+def test_the_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(StartupError, match="got nothing"):
+        resolve_model("")
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ REFUSED = [
     ({"prompt_logprobs": -1}, "prompt_logprobs", "got -1", INVALID_ARGUMENT),
     ({"logprob_token_ids": [2**32 - 1]}, "logprob_token_ids", "got 4294967295", INVALID_ARGUMENT),
     ({"repetition_detection": pb.RepetitionDetection()}, "max_pattern_size", "got 0", INVALID_ARGUMENT),
-    ({"structured_output": pb.StructuredOutput()}, "structured_output", "not built", UNIMPLEMENTED),
+    ({"structured_output": pb.StructuredOutput()}, "structured_output", "got 0", INVALID_ARGUMENT),
 ]
 
 

@@ -54,7 +54,7 @@ def _mask(logits: torch.Tensor, cells: Cells) -> None:
 def _allow(logits: torch.Tensor, options: LogitsOptions) -> None:
     cells = _index(logits, options.allowed_cells)
     allowed = logits[cells]
-    logits[_tensor(logits, options.allowed_rows)] = -math.inf
+    logits.index_fill_(0, _tensor(logits, options.allowed_rows), -math.inf)
     logits[cells] = allowed
 
 

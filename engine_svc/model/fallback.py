@@ -72,10 +72,10 @@ def _running(step: _Step) -> Iterator[None]:
 @contextmanager
 def _answering(base: torch.nn.Module, hidden: torch.Tensor) -> Iterator[None]:
     """Makes a base model return `hidden` as its last hidden state, whatever it is given."""
-    from transformers.modeling_outputs import BaseModelOutputWithPast  # noqa: PLC0415 - heavy
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions  # noqa: PLC0415 - heavy
 
     def answer(*_: Any, **__: Any) -> Any:
-        return BaseModelOutputWithPast(last_hidden_state=hidden)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
 
     base.forward = answer
     try:

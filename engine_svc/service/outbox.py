@@ -233,7 +233,8 @@ def _logprobs_bytes(logprobs: TokenLogprobs) -> int:
 
 
 def _bytes_per_token(logprobs: TokenLogprobs) -> int:
-    return RANK_BYTES + CANDIDATE_BYTES * logprobs.token_ids.shape[1]
+    width: int = logprobs.token_ids.shape[1]
+    return RANK_BYTES + CANDIDATE_BYTES * width
 
 
 def _finished_bytes(finished: FinishedRequest) -> int:

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 DATA = Path(__file__).parents[1] / "data"
 EOS = 2
 TOLERANCE = 5e-4
-CASES = [
-    case for case in load_cases(DATA / "smollm2_greedy_bf16_weights.jsonl") if 8 < len(case["prompt_token_ids"]) < 90
-][:6]
+ALL_CASES = load_cases(DATA / "smollm2_greedy_bf16_weights.jsonl")
+SHORT_CASES = [case for case in ALL_CASES if 8 < len(case["prompt_token_ids"]) < 90]
+CASES = [SHORT_CASES[index] for index in (0, 3, 10, 11)]
 PROMPTS = [case["prompt_token_ids"] for case in CASES]
 WIDE = CoreLimits(max_num_seqs=8, max_num_batched_tokens=1024, max_model_len=256, block_size=16, num_blocks=200)
 
@@ -56,26 +56,34 @@ def run(model, requests, limits, *, batches=1, mode="raw_logprobs", rounds=1):
         executor.shutdown()
 
 
+_LOGITS = {}
+
+
 @torch.inference_mode()
 def all_logits(reference, token_ids):
-    return reference(input_ids=torch.tensor([token_ids])).logits[0]
+    """Kept: the same sequences come under every schedule."""
+    key = tuple(token_ids)
+    if key not in _LOGITS:
+        _LOGITS[key] = reference(input_ids=torch.tensor([token_ids])).logits[0]
+    return _LOGITS[key]
 
 
 def own_words(case, count):
     """Pieces of the greedy output: what must not be said again."""
     output = case["output_token_ids"]
-    return tuple(tuple(output[2 + 3 * index : 2 + 3 * index + (1, 2, 3, 2)[index]]) for index in range(count))
+    words = (tuple(output[2 * index : 2 * index + (1, 2, 3, 2)[index]]) for index in range(count))
+    return tuple(word for word in words if word)
 
 
 OPTIONS = {
     "repetition": lambda case: {"repetition_penalty": 1.4},
     "bad words": lambda case: {"bad_words": own_words(case, 4)},
-    "min_tokens": lambda case: {"min_tokens": 12, "stop_token_ids": tuple(case["output_token_ids"][:3])},
+    "min_tokens": lambda case: {"min_tokens": 8, "stop_token_ids": tuple(case["output_token_ids"][:3])},
     "bias": lambda case: {"logit_bias": tuple((token, -4.0) for token in dict.fromkeys(case["output_token_ids"]))},
     "all": lambda case: {
         "repetition_penalty": 1.2,
         "bad_words": own_words(case, 3),
-        "min_tokens": 8,
+        "min_tokens": 5,
         "logit_bias": ((case["output_token_ids"][0], 3.0),),
     },
 }
@@ -104,7 +112,7 @@ def test_greedy_equals_transformers_processors(smollm2, reference, name):
     options = [OPTIONS[name](case) for case in CASES]
     requests = [
         make_request(
-            index, prompt, temperature=0.0, max_tokens=20, ignore_eos=True, eos_token_ids=(EOS,), **options[index]
+            index, prompt, temperature=0.0, max_tokens=14, ignore_eos=True, eos_token_ids=(EOS,), **options[index]
         )
         for index, prompt in enumerate(PROMPTS)
     ]
@@ -123,7 +131,7 @@ def test_greedy_equals_transformers_processors(smollm2, reference, name):
                 assert tokens[step] == int(best.indices[0]), (name, index, step)
                 compared += 1
         assert tokens != CASES[index]["output_token_ids"][: len(tokens)] or name == "min_tokens"
-    assert compared > 80
+    assert compared > 40
 
 
 LOGPROB_RUNS = {
@@ -140,13 +148,18 @@ LOGPROB_RUNS = {
         "batches": 3,
     },
     "preempted": {
-        "limits": CoreLimits(max_num_seqs=8, max_num_batched_tokens=48, max_model_len=120, block_size=4, num_blocks=36)
+        "limits": CoreLimits(max_num_seqs=8, max_num_batched_tokens=48, max_model_len=120, block_size=4, num_blocks=32)
     },
     "preempted with batches in flight": {
-        "limits": CoreLimits(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=120, block_size=4, num_blocks=36),
+        "limits": CoreLimits(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=120, block_size=4, num_blocks=32),
         "batches": 3,
     },
-    "prefix hits": {"limits": WIDE, "rounds": 2},
+    "prefix hits": {
+        "limits": CoreLimits(
+            max_num_seqs=8, max_num_batched_tokens=1024, max_model_len=256, block_size=4, num_blocks=400
+        ),
+        "rounds": 2,
+    },
 }
 
 
@@ -158,11 +171,11 @@ def test_logprobs_equal_log_softmax_of_transformers(smollm2, reference, name):
             prompt,
             temperature=0.8 if index % 2 else 0.0,
             seed=index,
-            max_tokens=12,
+            max_tokens=10,
             eos_token_ids=(EOS,),
-            logprobs=[5, 0, 20, 3, 5, 1][index],
+            logprobs=[5, 0, 20, 3][index],
             # Half of the requests want the prompt too, the others may hit the prefix cache.
-            prompt_logprobs=[2, None, 0, None, 7, None][index],
+            prompt_logprobs=[0, None, 7, None][index],
             presence_penalty=1.0 if index == 3 else 0.0,
         )
         for index, prompt in enumerate(PROMPTS)
@@ -238,7 +251,7 @@ POOLING_RUNS = {name: LOGPROB_RUNS[name] for name in ("together", "chunks of 16"
 
 @pytest.mark.parametrize("name", POOLING_RUNS)
 def test_vectors_equal_hidden_states_of_transformers(smollm2, reference, name):
-    kinds = [("last", False), ("mean", False), ("last", True), ("mean", True)] * 2
+    kinds = [("last", False), ("mean", False), ("last", True), ("mean", True)]
     requests = [make_request(index, prompt, pooling=kinds[index]) for index, prompt in enumerate(PROMPTS)]
     # Generation beside them is not disturbed.
     generating = [

@@ -91,6 +91,33 @@ def _poison(cache: object) -> None:
         tensor.fill_(float("nan"))
 
 
+class _HiddenStates:
+    """A model whose forward pass stops before the logits."""
+
+    def __init__(self, model):
+        self.device, self.allocate_kv_cache, self.forward = model.device, model.allocate_kv_cache, model.hidden_states
+
+
+@pytest.mark.parametrize("family", [*NATIVE, *FALLBACK])
+def test_hidden_states_equal_transformers_and_give_the_logits(family: str, directory: Path) -> None:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
+
+    folder = tiny_checkpoint(family, directory)
+    model = _load(folder)
+    prompts = _prompts(seed=8)
+    whole = _runner(_HiddenStates(model), seed=9)
+    hidden = whole.forward([(whole.sequence(p), len(p)) for p in prompts], all_logits=True)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        states = [reference.base_model(input_ids=torch.tensor([p]), use_cache=False)[0][0] for p in prompts]
+    expected = torch.cat(states)
+    torch.testing.assert_close(hidden, expected, rtol=0, atol=TOLERANCE * float(expected.std()))
+    runner = _runner(model, seed=9)
+    logits = runner.forward([(runner.sequence(p), len(p)) for p in prompts], all_logits=True)
+    assert torch.equal(torch.cat([model.compute_logits(part) for part in hidden.split(30)]), logits)
+    assert torch.equal(model.compute_logits(hidden[:0]), logits[:0])
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_bfloat16_is_near_float32(family: str, directory: Path) -> None:
     folder = tiny_checkpoint(family, directory)

@@ -41,6 +41,6 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def ranked(logits: np.ndarray, token: int, count: int) -> tuple[list[int], int]:
     """The token and the `count` most likely ones, the lower id first among equals; and the token's rank."""
-    order = sorted(range(len(logits)), key=lambda other: (-float(logits[other]), other))
-    rank = 1 + sum(float(other) > float(logits[token]) for other in logits)
+    order = np.lexsort((np.arange(len(logits)), -logits.astype(np.float64))).tolist()
+    rank = 1 + int((logits > logits[token]).sum())
     return [token, *order[: len(logits) if count < 0 else count]], rank

@@ -25,6 +25,8 @@ from shared.types import (
     RepetitionDetection,
     SamplingParams,
     StepOutputs,
+    StructuredOutputKind,
+    StructuredOutputSpec,
     TokenLogprobs,
 )
 from takt.engine.v1 import engine_pb2 as pb
@@ -52,6 +54,7 @@ EVERYTHING = SamplingParams(
     prompt_logprobs=0,
     logprob_token_ids=(11, 12),
     repetition_detection=RepetitionDetection(max_pattern_size=5, min_pattern_size=0, min_count=4),
+    structured_output=StructuredOutputSpec(StructuredOutputKind.REGEX, "a+"),
     skip_reading_prefix_cache=True,
 )
 
@@ -67,9 +70,7 @@ def there(request: EngineRequest) -> EngineRequest:
     return decoded
 
 
-@pytest.mark.parametrize(
-    "field", [field.name for field in dataclasses.fields(SamplingParams) if field.name != "structured_output"]
-)
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(SamplingParams)])
 def test_every_field_of_sampling_arrives_alone(field):
     value = getattr(EVERYTHING, field)
     sampling = replace(SamplingParams(max_tokens=7, temperature=0.0), **{field: value})

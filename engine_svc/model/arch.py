@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shared.errors import StartupError
+
 Json = Mapping[str, Any]
 
 
@@ -273,10 +275,37 @@ NATIVE_FAMILIES: Mapping[str, Callable[[Json], DecoderConfig]] = {
 }
 
 
+# Largest sizes that are no mistake; what a config asks for is made of them before any weight is looked at.
+_LARGEST = {
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "vocab_size": 1 << 28,
+    "max_position_embeddings": 1 << 32,
+}
+
+
+def _check_numbers(config: Json) -> None:
+    """Raises StartupError for a size or frequency that no model can have; one that is missing is found later."""
+    for name, largest in _LARGEST.items():
+        value = config.get(name)
+        if value is not None and not (type(value) is int and 1 <= value <= largest):
+            raise StartupError(f"config.json: {name} must be a whole number in [1, {largest}], got {value!r:.80}")
+    ropes = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
+    for values in (config, *(rope for rope in ropes if isinstance(rope, dict))):
+        theta = values.get("rope_theta")
+        if theta is not None and not (isinstance(theta, int | float) and 0 < theta < math.inf):
+            raise StartupError(f"config.json: rope_theta must be a finite number above 0, got {theta!r:.80}")
+
+
 def decoder_config(config: Json) -> DecoderConfig:
     """The decoder's configuration for a config.json.
 
-    Raises UnsupportedModelError when the family or one of its options is unknown or a size is missing.
+    Raises UnsupportedModelError when the family or one of its options is unknown or a size is missing, StartupError for
+    a number that no model has.
     """
     model_type = config.get("model_type")
     family = NATIVE_FAMILIES.get(str(model_type))
@@ -284,6 +313,7 @@ def decoder_config(config: Json) -> DecoderConfig:
         raise UnsupportedModelError(f"model type {model_type!r} has no native decoder")
     if config.get("quantization_config"):
         raise UnsupportedModelError("quantised checkpoints are not supported, except GGUF files")
+    _check_numbers(config)
     try:
         result = family(config)
     except KeyError as error:

@@ -1,11 +1,13 @@
 """Reading config.json: the defaults of each family, old and new key names, and what is refused."""
 
+import math
 import sys
 from typing import Any
 
 import pytest
 
 from engine_svc.model.arch import DecoderConfig, UnsupportedModelError, decoder_config
+from shared.errors import StartupError
 
 SIZES = {
     "vocab_size": 1000,
@@ -92,6 +94,26 @@ def test_families_differ_where_they_should() -> None:
 )
 def test_what_has_no_switch_is_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
+        decoder_config(SIZES | {"model_type": "llama"} | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers must be a whole number in \[1, 4096\], got 1000000000"),
+        ({"num_hidden_layers": -1}, "got -1"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be"),
+        ({"hidden_size": "x"}, "hidden_size must be a whole number in .*, got 'x'"),
+        ({"vocab_size": 10**12}, "vocab_size must be"),
+        ({"vocab_size": 1.5}, "got 1.5"),
+        ({"max_position_embeddings": True}, "got True"),
+        ({"rope_theta": math.nan}, "rope_theta must be a finite number above 0, got nan"),
+        ({"rope_theta": "x"}, "rope_theta must be"),
+        ({"rope_parameters": {"rope_theta": -5}}, "rope_theta must be .*, got -5"),
+    ],
+)
+def test_a_number_that_no_model_has_is_refused_by_name(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(StartupError, match=reason):
         decoder_config(SIZES | {"model_type": "llama"} | change)
 
 

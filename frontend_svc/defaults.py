@@ -103,7 +103,9 @@ class Defaults:
         Raises InvalidRequestError.
         """
         sampling, defaults = request.sampling, self._generation
-        eos_token_ids = self._tokenizer.eos_token_ids or limits.eos_token_ids
+        # An id that the engines do not have, the default of some libraries, can never end anything.
+        found = self._tokenizer.eos_token_ids or limits.eos_token_ids
+        eos_token_ids = tuple(token_id for token_id in found if token_id < limits.vocab_size)
         wanted = defaults.max_tokens if sampling.max_tokens is None else sampling.max_tokens
         room = limits.max_model_len - len(prompt_token_ids)
         max_tokens = room if wanted is None else min(wanted, room)

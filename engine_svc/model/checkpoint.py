@@ -6,12 +6,15 @@ tokenizer_config.json and chat_template.jinja where the model has them.
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shared.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 DIGEST_FILE = ".takt-digests.json"
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}")
@@ -31,14 +34,23 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """End tokens, the primary one first: generation_config.json, else config.json; empty when neither names one."""
+    """End tokens, the primary one first: generation_config.json, else config.json; empty when neither names one.
+
+    Ids outside the vocabulary, the defaults of some libraries, are left out: no model can sample them.
+    """
+    vocab_size = config.get("vocab_size")
     generation = folder / "generation_config.json"
     sources = [read_json(generation), config] if generation.is_file() else [config]
     for source in sources:
         value = source.get("eos_token_id")
         if value is not None:
             ids = value if isinstance(value, list) else [value]
-            return tuple(dict.fromkeys(int(i) for i in ids))
+            if not all(type(i) is int for i in ids):
+                raise StartupError(f"eos_token_id of {folder} must be a token id or a list of them, got {value!r:.80}")
+            known = [i for i in ids if i >= 0 and (not vocab_size or i < vocab_size)]
+            if len(known) < len(ids):
+                logger.warning("Of the end tokens %r, only %r are in the vocabulary of %r.", ids, known, vocab_size)
+            return tuple(dict.fromkeys(known))
     return ()
 
 

@@ -10,7 +10,7 @@ from engine_svc.executor.fake import fake_token
 from takt.v1 import inference_pb2, types_pb2
 from tests.support.engine_in_process import engine_in_process
 from tests.support.frontend_in_process import collect, frontend_in_process
-from tests.support.tiny_tokenizer import VOCAB_SIZE
+from tests.support.tiny_tokenizer import VOCAB_SIZE, write_tiny_tokenizer
 
 
 def expected(prompt, seed, count):
@@ -64,6 +64,17 @@ async def test_many_requests_over_two_engines_are_never_mixed_up(tokenizer_folde
         for engine in (one, two):
             await frontend.until(lambda engine=engine: engine.core.load().kv_cache_usage == 0)
             assert engine.core.load().step_counter > 0
+
+
+async def test_end_tokens_that_the_engine_does_not_have_are_not_asked_for(tmp_path):
+    folder = write_tiny_tokenizer(tmp_path / "odd", eos_token_ids=(2, 50_256))
+    async with (
+        engine_in_process(vocab_size=VOCAB_SIZE, max_model_len=256) as engine,
+        frontend_in_process(folder, engine.address) as frontend,
+    ):
+        await frontend.wait_ready()
+        answer = await frontend.answer("hello", max_tokens=3, ignore_eos=True)
+        assert len(answer.token_ids) == 3
 
 
 async def test_an_engine_that_crashes_costs_no_request_that_has_no_output(tokenizer_folder):

@@ -92,6 +92,14 @@ def test_end_tokens_come_from_generation_config_then_config(tmp_path: Path) -> N
     assert eos_token_ids(tmp_path, {"eos_token_id": 7}) == (7,)
 
 
+def test_end_tokens_outside_the_vocabulary_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert eos_token_ids(tmp_path, {"eos_token_id": [7, 50256, -1], "vocab_size": 100}) == (7,)
+    assert "only [7] are in the vocabulary of 100" in caplog.text
+    assert eos_token_ids(tmp_path, {"eos_token_id": 50256, "vocab_size": 100}) == ()
+    with pytest.raises(StartupError, match=r"eos_token_id of .* must be a token id or a list of them, got 'x'"):
+        eos_token_ids(tmp_path, {"eos_token_id": "x"})
+
+
 def test_tokenizer_digest_is_that_of_the_file(tmp_path: Path) -> None:
     assert tokenizer_digest(tmp_path) == ""
     (tmp_path / "tokenizer.json").write_bytes(b"abc")

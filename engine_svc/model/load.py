@@ -19,7 +19,7 @@ from engine_svc.model.decoder import NativeDecoder
 from engine_svc.model.fallback import load_fallback
 from engine_svc.model.hardware import choose_device, choose_dtype, instruction_set
 from engine_svc.model.interface import Model
-from engine_svc.model.op_sets import choose_ops
+from engine_svc.model.op_sets import OpsWanted, choose_ops
 from engine_svc.model.ops import Ops
 from engine_svc.model.reference_ops import ReferenceOps
 from engine_svc.model.resolve import resolve_model
@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 class LoadOptions:
     """What to load and how.
 
-    `model` is a folder, a GGUF file, an embedded model or a Hub name. `progress` is told what is being done and the
+    `model` is a folder, a GGUF file, an embedded model or a Hub name. `block_size`, tokens a KV cache block, counts for
+    the choice of ops. `progress` is told what is being done and the
     share done, in [0, 1].
     """
 
@@ -45,6 +46,7 @@ class LoadOptions:
     load_format: str = "auto"
     max_model_len: int | None = None
     ops: str = "auto"
+    block_size: int = 16
     progress: Callable[[str, float], None] | None = None
 
 
@@ -76,14 +78,8 @@ def load_model(options: LoadOptions) -> Model:
             return _model_info(options, checkpoint, ReferenceOps(), dtype, device)
 
         return load_fallback(checkpoint.folder, make_info, device, native_reason=str(error))
-    ops, dtype = choose_ops(
-        options.ops,
-        config,
-        device,
-        dtype=options.dtype,
-        checkpoint_dtype=checkpoint.dtype,
-        report=options.progress,
-    )
+    wanted = OpsWanted(name=options.ops, dtype=options.dtype, block_size=options.block_size, report=options.progress)
+    ops, dtype = choose_ops(wanted, config, checkpoint.dtype, device)
     info = _model_info(options, checkpoint, ops, dtype, device)
     weights = Weights(checkpoint.source(), dtype=dtype, device=device, progress=_weight_progress(options))
     try:

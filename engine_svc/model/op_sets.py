@@ -1,6 +1,7 @@
 """The choice of an op set and of the dtype it computes in, made once at start and logged."""
 
 import logging
+from dataclasses import dataclass
 
 import torch
 
@@ -18,33 +19,38 @@ logger = logging.getLogger(__name__)
 OP_SETS = ("auto", "native", "reference")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpsWanted:
+    """What was asked for, by flags. `report` is told of a long build."""
+
+    name: str
+    dtype: str
+    block_size: int
+    report: Report | None = None
+
+
 def choose_ops(
-    name: str,
-    config: DecoderConfig,
-    device: torch.device,
-    *,
-    dtype: str,
-    checkpoint_dtype: str,
-    report: Report | None = None,
+    wanted: OpsWanted, config: DecoderConfig, checkpoint_dtype: str, device: torch.device
 ) -> tuple[Ops, torch.dtype]:
     """The op set and the dtype. "auto" takes the native ops on a CPU where they can run the model.
 
     Raises StartupError for an unknown name, and when "native" cannot be had.
     """
+    name = wanted.name
     if name not in OP_SETS:
         raise StartupError(f"--ops must be one of {', '.join(OP_SETS)}, got {name!r}")
-    native, reason = (None, "") if name == "reference" else _native(device, report)
+    native, reason = (None, "") if name == "reference" else _native(device, wanted.report)
     widens = native is not None and widens_well(native)
-    chosen = choose_dtype(dtype, checkpoint_dtype, device, widens_bfloat16=widens)
+    chosen = choose_dtype(wanted.dtype, checkpoint_dtype, device, widens_bfloat16=widens)
     if native is not None:
-        reason = unfit_reason(config, chosen)
+        reason = unfit_reason(config, chosen, wanted.block_size)
         if not reason:
             return native, chosen
     if name == "native":
         raise StartupError(f"--ops native cannot be had: {reason}")
     if name == "auto" and device.type == "cpu":
         logger.warning("The reference ops run, which are slower: the native ones cannot, because %s.", reason)
-    return ReferenceOps(), choose_dtype(dtype, checkpoint_dtype, device)
+    return ReferenceOps(), choose_dtype(wanted.dtype, checkpoint_dtype, device)
 
 
 def _native(device: torch.device, report: Report | None) -> tuple[NativeOps | None, str]:

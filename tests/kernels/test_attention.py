@@ -1,6 +1,5 @@
 """Rotary embedding, cache and paged attention against the reference, bit for bit the same in every batch."""
 
-import ctypes
 import random
 from dataclasses import dataclass, replace
 
@@ -8,11 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine_svc.kernels.memory import NativeKVCache  # noqa: E402 - after importorskip
 from engine_svc.model.interface import ForwardBatch  # noqa: E402 - after importorskip
 from engine_svc.model.ops import AttentionSpec, KVCacheShape, NormWeight, RotaryTable  # noqa: E402
 from engine_svc.model.reference_ops import ReferenceOps  # noqa: E402
-from tests.support.kernel_variants import VARIANTS, poisoned_ops  # noqa: E402
+from tests.support.kernel_variants import VARIANTS, poison, poisoned_ops  # noqa: E402
 
 pytestmark = pytest.mark.model
 
@@ -93,16 +91,6 @@ def rope(attention: AttentionSpec) -> RotaryTable:
     # A part of each head passes unrotated.
     half = attention.head_dim // 4
     return RotaryTable(1.0 / 100.0 ** (torch.arange(half) / half), 1.1)
-
-
-def poison(cache, dtype) -> None:
-    """Fills a cache of either op set with NaN."""
-    if isinstance(cache, NativeKVCache):
-        memory = (ctypes.c_char * cache.num_bytes).from_address(cache.address)
-        torch.frombuffer(memory, dtype=dtype).fill_(float("nan"))
-        return
-    for tensor in (cache.keys, cache.values):
-        tensor.fill_(float("nan"))
 
 
 class Runner:

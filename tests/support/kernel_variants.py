@@ -1,5 +1,6 @@
 """The native op set of each instruction set that this machine runs, its results poisoned before they are written."""
 
+import ctypes
 import functools
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from engine_svc.kernels.build import BuildError, usable_instruction_sets
 from engine_svc.kernels.choose import load_kernels
+from engine_svc.kernels.memory import NativeKVCache
 from engine_svc.kernels.native_ops import NativeOps
 from engine_svc.model.resolve import kernel_cache
 
@@ -28,3 +30,13 @@ def poisoned_ops(variant: str) -> PoisonedOps:
         return PoisonedOps(load_kernels(kernel_cache(), version))
     except BuildError as error:
         pytest.skip(str(error))
+
+
+def poison(cache, dtype) -> None:
+    """Fills a KV cache of either op set with NaN."""
+    if isinstance(cache, NativeKVCache):
+        memory = (ctypes.c_char * cache.num_bytes).from_address(cache.address)
+        torch.frombuffer(memory, dtype=dtype).fill_(float("nan"))
+        return
+    for tensor in (cache.keys, cache.values):
+        tensor.fill_(float("nan"))

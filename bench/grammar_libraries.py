@@ -45,7 +45,10 @@ BOMBS = {
     "regex, 5,000 brackets": ("regex", "(" * 5000 + "a" + ")" * 5000),
     "schema, string of 1e9": ("json", json.dumps({"type": "string", "minLength": 10**8, "maxLength": 10**9})),
     "schema, 2,000 deep": ("json", '{"type":"array","items":' * 2000 + "{}" + "}" * 2000),
-    "schema, 1,500 properties": ("json", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(1500)}})),
+    "schema, 1,500 properties": (
+        "json",
+        json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(1500)}}),
+    ),
     "schema, enum of 6,000": ("json", json.dumps({"enum": [f"v{index}" for index in range(6000)]})),
     "grammar, 3,000 rules in a chain": ("grammar", chain(3000)),
 }

@@ -18,6 +18,7 @@ from types import FrameType
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from takt.v1 import admin_pb2, admin_pb2_grpc
 from takt_client.cli.bound import command
 
 POLL_SECONDS = 0.1
@@ -46,6 +47,14 @@ class ChildFailedError(Exception):
         self.exit_code = returncode if returncode > 0 else 128 - returncode if returncode else 1
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
         super().__init__(f"{name} {how}")
+
+
+class EngineRefusedError(ChildFailedError):
+    """The frontend will never use an engine of its own: they were told of models that do not fit."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        Exception.__init__(self, f"the frontend does not take engine {address}: {reason}")
+        self.exit_code = 1
 
 
 class StoppedError(Exception):
@@ -100,6 +109,20 @@ class Child:
                 return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def raise_if_refusing(self) -> None:
+        """Asks a frontend once; raises EngineRefusedError when it refuses one of its engines."""
+        if not self.spec.admin_address:
+            return
+        with grpc.insecure_channel(self.spec.admin_address) as channel:
+            request = admin_pb2.GetLoadRequest()
+            try:
+                load = admin_pb2_grpc.AdminServiceStub(channel).GetLoad(request, timeout=CHECK_TIMEOUT_SECONDS)
+            except grpc.RpcError:
+                return
+        for engine in load.engines:
+            if engine.state == admin_pb2.ENGINE_STATE_REFUSED:
+                raise EngineRefusedError(engine.address, engine.last_error)
+
     def send(self, signal_number: int) -> None:
         """Sends a signal unless the process is gone."""
         if self._process.poll() is None:
@@ -135,6 +158,7 @@ class Supervisor:
         """Waits until a service is ready. Raises ChildFailedError when any ends, StoppedError when asked to stop."""
         while not child.is_ready():
             self._check_all()
+            child.raise_if_refusing()
             if self.stop_requested.wait(POLL_SECONDS):
                 raise StoppedError
         child.ready_seconds = time.monotonic() - child.started

@@ -135,6 +135,15 @@ def test_a_gguf_file_that_is_none_is_one_line_of_the_engine(tmp_path):
     assert "Traceback" not in log
 
 
+def test_a_tokenizer_that_does_not_fit_is_one_line_and_exit_code_1(byte_model):
+    too_small = ("--executor", "fake", "--engine-arg=--fake-vocab-size=100")
+    code, log = failing(byte_model, *FREE_PORTS, *too_small)
+    assert code == 1
+    assert "takt: the frontend does not take engine 127.0.0.1:" in log
+    assert "its vocabulary of 100 lacks tokens of the tokenizer's" in log
+    assert "Traceback" not in log
+
+
 def test_demo_asks_one_question_and_stops(byte_model):
     fake = [argument for argument in FAKE if argument.startswith("--engine-arg")]
     command = [sys.executable, "-m", "takt_client.cli.main", "demo", str(byte_model), "--json", "-q", "Hello?"]

@@ -5,6 +5,7 @@ stops the children in order; when this process is killed, the kernel kills them.
 on line by line.
 """
 
+import errno
 import signal
 import socket
 import subprocess
@@ -55,6 +56,10 @@ class EngineRefusedError(ChildFailedError):
     def __init__(self, address: str, reason: str) -> None:
         Exception.__init__(self, f"the frontend does not take engine {address}: {reason}")
         self.exit_code = 1
+
+
+class AddressInUseError(Exception):
+    """Somebody else listens where a service should: its health would be taken for the service's own."""
 
 
 class StoppedError(Exception):
@@ -149,7 +154,8 @@ class Supervisor:
         self._force = threading.Event()
 
     def start(self, spec: ServiceSpec) -> Child:
-        """Starts a service without waiting for it."""
+        """Starts a service without waiting for it. Raises AddressInUseError."""
+        _require_free(spec.address)
         child = Child(spec, self._on_line)
         self.children.append(child)
         return child
@@ -195,6 +201,19 @@ class Supervisor:
             finally:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
+
+
+def _require_free(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except (OSError, OverflowError) as error:
+        # Whatever else is wrong with an address the service tells itself.
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(f"port {port} on {host} is in use") from None
 
 
 def free_port() -> int:

@@ -4,7 +4,7 @@ What depends on the engines (context, vocabulary) is checked against their small
 have a module beside this one, and so have conversations. Knows no protobuf; never repeats a prompt.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass
 
 from frontend_svc.request import GenerationRequest
@@ -20,6 +20,8 @@ MAX_MESSAGES = 4_096
 MAX_TOOL_CALLS = 1_024
 # No tokenizer makes fewer tokens of ordinary text; longer text is refused before it is tokenized.
 MAX_BYTES_PER_TOKEN = 16
+# Far more than any context holds; to check more would keep other requests waiting.
+MAX_DETOKENIZED_IDS = 1 << 20
 # Values are shown up to this length.
 MAX_SHOWN = 80
 
@@ -152,6 +154,11 @@ def validate_prompt(token_ids: Sequence[int], max_model_len: int, field: str = "
     count = len(token_ids)
     require(count >= 1, field, "at least 1 token long", "0 tokens")
     require(count < max_model_len, field, f"shorter than max_model_len {max_model_len}", f"{count} tokens")
+
+
+def validate_count(field: str, values: Sized, most: int) -> None:
+    """A list that is not too long."""
+    require(len(values) <= most, field, f"at most {most} ids", f"{len(values)} ids")
 
 
 def validate_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -20,7 +20,14 @@ from frontend_svc.service.convert import (
 )
 from frontend_svc.service.convert_outputs import chat_response, generate_response
 from frontend_svc.services import Services
-from frontend_svc.validation import validate_messages, validate_model, validate_text, validate_token_ids
+from frontend_svc.validation import (
+    MAX_DETOKENIZED_IDS,
+    validate_count,
+    validate_messages,
+    validate_model,
+    validate_text,
+    validate_token_ids,
+)
 from shared.errors import InvalidRequestError
 from takt.v1 import inference_pb2
 
@@ -73,6 +80,7 @@ class InferenceServicer:
         """Turns token ids into text."""
         services = self._services
         validate_model(request.model, services.model_names)
+        validate_count("token_ids", request.token_ids, MAX_DETOKENIZED_IDS)
         token_ids = list(request.token_ids)
         validate_token_ids("token_ids", token_ids, services.tokenizer.vocab_size)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True

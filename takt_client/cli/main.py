@@ -304,12 +304,19 @@ def _become(module: str, arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - no shell is wanted
 
 
+def _hint(error: Exception) -> str:
+    """What to do when nobody answers; a status without a reason is not one of a service of ours."""
+    if isinstance(error, TaktClientError) and error.code == "UNAVAILABLE" and not error.reason:
+        return " (does a frontend serve there? takt serve MODEL starts one, --address names another)"
+    return ""
+
+
 def main() -> None:
     """Entry point: every failure is one line and exit code 1."""
     try:
         app()
     except (TaktClientError, CommandError) as error:
-        notes.print(f"takt: {error}", style="bold red", markup=False)
+        notes.print(f"takt: {error}{_hint(error)}", style="bold red", markup=False)
         raise SystemExit(1) from None
     except BrokenPipeError:
         raise SystemExit(1) from None

@@ -5,6 +5,7 @@ stops the children in order; when this process is killed, the kernel kills them.
 on line by line.
 """
 
+import errno
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from types import FrameType
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from takt.v1 import admin_pb2, admin_pb2_grpc
 from takt_client.cli.bound import command
 
 POLL_SECONDS = 0.1
@@ -46,6 +48,18 @@ class ChildFailedError(Exception):
         self.exit_code = returncode if returncode > 0 else 128 - returncode if returncode else 1
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
         super().__init__(f"{name} {how}")
+
+
+class EngineRefusedError(ChildFailedError):
+    """The frontend will never use an engine of its own: they were told of models that do not fit."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        Exception.__init__(self, f"the frontend does not take engine {address}: {reason}")
+        self.exit_code = 1
+
+
+class AddressInUseError(Exception):
+    """Somebody else listens where a service should: its health would be taken for the service's own."""
 
 
 class StoppedError(Exception):
@@ -100,6 +114,20 @@ class Child:
                 return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def raise_if_refusing(self) -> None:
+        """Asks a frontend once; raises EngineRefusedError when it refuses one of its engines."""
+        if not self.spec.admin_address:
+            return
+        with grpc.insecure_channel(self.spec.admin_address) as channel:
+            request = admin_pb2.GetLoadRequest()
+            try:
+                load = admin_pb2_grpc.AdminServiceStub(channel).GetLoad(request, timeout=CHECK_TIMEOUT_SECONDS)
+            except grpc.RpcError:
+                return
+        for engine in load.engines:
+            if engine.state == admin_pb2.ENGINE_STATE_REFUSED:
+                raise EngineRefusedError(engine.address, engine.last_error)
+
     def send(self, signal_number: int) -> None:
         """Sends a signal unless the process is gone."""
         if self._process.poll() is None:
@@ -126,7 +154,8 @@ class Supervisor:
         self._force = threading.Event()
 
     def start(self, spec: ServiceSpec) -> Child:
-        """Starts a service without waiting for it."""
+        """Starts a service without waiting for it. Raises AddressInUseError."""
+        _require_free(spec.address)
         child = Child(spec, self._on_line)
         self.children.append(child)
         return child
@@ -135,6 +164,7 @@ class Supervisor:
         """Waits until a service is ready. Raises ChildFailedError when any ends, StoppedError when asked to stop."""
         while not child.is_ready():
             self._check_all()
+            child.raise_if_refusing()
             if self.stop_requested.wait(POLL_SECONDS):
                 raise StoppedError
         child.ready_seconds = time.monotonic() - child.started
@@ -171,6 +201,19 @@ class Supervisor:
             finally:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
+
+
+def _require_free(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except (OSError, OverflowError) as error:
+        # Whatever else is wrong with an address the service tells itself.
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(f"port {port} on {host} is in use") from None
 
 
 def free_port() -> int:

@@ -10,7 +10,15 @@ from rich.status import Status
 from rich.text import Text
 
 from takt_client.cli.output import CommandError, note, notes, print_json
-from takt_client.cli.processes import Child, ChildFailedError, ServiceSpec, StoppedError, Supervisor, free_port
+from takt_client.cli.processes import (
+    AddressInUseError,
+    Child,
+    ChildFailedError,
+    ServiceSpec,
+    StoppedError,
+    Supervisor,
+    free_port,
+)
 from takt_client.cli.talk import Summary, show_answer
 from takt_client.client import Client
 
@@ -101,7 +109,7 @@ def _metrics_address(port: int) -> str:
 def running(plan: ServePlan, *, as_json: bool) -> Iterator[tuple[Supervisor, ServiceSpec]]:
     """Starts everything and yields the supervisor and the frontend once it serves; stops all at the end.
 
-    Raises ChildFailedError or StoppedError when it does not come to that.
+    Raises AddressInUseError, ChildFailedError or StoppedError when it does not come to that.
     """
     supervisor = Supervisor(_show_line)
     with supervisor.handling_signals():
@@ -175,6 +183,8 @@ def serve(plan: ServePlan, *, as_json: bool) -> int:
             supervisor.wait()
     except StoppedError:
         return 0
+    except AddressInUseError as error:
+        raise CommandError(str(error)) from None
     except ChildFailedError as error:
         note(f"takt: {error}; stopped the others", style="bold red")
         return error.exit_code
@@ -191,5 +201,5 @@ def demo(plan: ServePlan, question: str, *, as_json: bool) -> Summary:
                 return show_answer(stream, as_json=as_json)
     except StoppedError:
         raise CommandError("interrupted") from None
-    except ChildFailedError as error:
+    except (AddressInUseError, ChildFailedError) as error:
         raise CommandError(str(error)) from None

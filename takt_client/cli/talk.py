@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from takt_client.cli.output import answers, note, print_answer, print_json
 from takt_client.client import Client
+from takt_client.errors import TaktClientError
 from takt_client.types import Chunk, GenerateOptions, TokenLogprobs, Usage
 
 
@@ -99,7 +100,7 @@ def _logprob_line(position: TokenLogprobs) -> str:
 def converse(client: Client, system: str, options: GenerateOptions, *, as_json: bool) -> None:
     """A conversation: reads lines until the end of input, /quit or an interrupt at the prompt.
 
-    An interrupt during an answer aborts the answer only; /clear begins anew.
+    An interrupt during an answer aborts the answer only, and so does its failure in a terminal; /clear begins anew.
     """
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
@@ -115,6 +116,13 @@ def converse(client: Client, system: str, options: GenerateOptions, *, as_json: 
                 summary = show_answer(stream, as_json=as_json)
         except KeyboardInterrupt:
             note("\naborted")
+            messages.pop()
+            continue
+        except TaktClientError as error:
+            # People go on where they were; a program must see that its conversation has a hole.
+            if as_json or not answers.is_terminal:
+                raise
+            note(f"takt: {error}", style="bold red")
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": summary.text})

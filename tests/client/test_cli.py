@@ -110,6 +110,8 @@ async def test_a_failure_is_one_line_and_exit_code_1(address):
     code, _, err = await takt("load", "-a", "127.0.0.1:1")
     assert code == 1
     assert err.startswith("takt: UNAVAILABLE: ")
+    assert "does a frontend serve there? takt serve MODEL starts one" in err
+    assert len(err.splitlines()) == 1
     assert "Traceback" not in err
 
 

@@ -271,7 +271,7 @@ async def test_options_may_be_objects(address, frontend):
     assert [(entry.token_id, entry.bias) for entry in sampling.logit_bias] == [(5, -1.5)]
     await in_thread(address, lambda client: list(client.generate("x", structured_output={"choice": ["a", "b"]})))
     assert list(frontend.requests[-1].sampling.structured_output.choice.choices) == ["a", "b"]
-    with pytest.raises(ValueError, match="exactly one constraint, got 2"):
+    with pytest.raises(TaktClientError, match="exactly one constraint, got 2"):
         await in_thread(address, lambda client: client.generate("x", structured_output={"regex": "a", "choice": []}))
     with pytest.raises(TypeError, match="unknown key 'who'"):
         await in_thread(address, lambda client: client.chat([{"role": "user", "who": "x"}]))

@@ -103,6 +103,21 @@ class Terminal:
         os.close(self.master)
 
 
+def test_a_conversation_in_a_terminal_survives_a_failed_answer(stack):
+    terminal = Terminal("chat", "-a", stack.address, "--seed", "1", "--max-tokens", "3")
+    try:
+        terminal.wait_for(PROMPT)
+        # More than the model's context holds.
+        terminal.type("x" * 4_000 + "\n")
+        terminal.wait_for("INVALID_ARGUMENT: ")
+        terminal.type("Hello\n")
+        terminal.wait_for("finished by length")
+        terminal.type("/quit\n")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
+
+
 def test_a_conversation_in_a_terminal(stack):
     terminal = Terminal("chat", "-a", stack.address, "--seed", "1", "--max-tokens", "12")
     try:

@@ -112,6 +112,16 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(byte_model):
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("flag", ["--port", "--engine-port"])
+def test_the_health_of_another_stack_is_not_taken_for_its_own(byte_model, stack, flag):
+    service = "frontend" if flag == "--port" else "engine-0"
+    port = stack.services[service]["address"].rpartition(":")[2]
+    # It must never say that it serves.
+    code, log = failing(byte_model, *FREE_PORTS, *FAKE, flag, port)
+    assert code == 1
+    assert f"takt: port {port} on 127.0.0.1 is in use" in log
+
+
 def test_a_model_that_is_not_there_is_one_line_and_exit_code_1(tmp_path):
     code, log = failing(tmp_path / "nothing", *FREE_PORTS)
     assert code == 1
@@ -132,6 +142,15 @@ def test_a_gguf_file_that_is_none_is_one_line_of_the_engine(tmp_path):
     code, log = failing(file, *FREE_PORTS)
     assert code == 1
     assert "engine-0 | engine: " in log
+    assert "Traceback" not in log
+
+
+def test_a_tokenizer_that_does_not_fit_is_one_line_and_exit_code_1(byte_model):
+    too_small = ("--executor", "fake", "--engine-arg=--fake-vocab-size=100")
+    code, log = failing(byte_model, *FREE_PORTS, *too_small)
+    assert code == 1
+    assert "takt: the frontend does not take engine 127.0.0.1:" in log
+    assert "its vocabulary of 100 lacks tokens of the tokenizer's" in log
     assert "Traceback" not in log
 
 

@@ -152,6 +152,7 @@ async def test_other_calls_check_their_input_too(frontend):
         (stub.Tokenize(inference_pb2.TokenizeRequest()), INVALID, "input must be set"),
         (stub.Tokenize(inference_pb2.TokenizeRequest(text="a", model="x")), NOT_FOUND, "model must be one of tiny"),
         (stub.Tokenize(inference_pb2.TokenizeRequest(text="x" * 10_001)), INVALID, "text must be at most 10000 bytes"),
+        (stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[3] * (2**20 + 1))), INVALID, "at most 1048576 ids"),
         (stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[259])), INVALID, "in [0, 259), got 259"),
         (stub.Embed(inference_pb2.EmbedRequest()), INVALID, "texts must be 1 to 2048 texts, got 0 texts"),
         (stub.Embed(inference_pb2.EmbedRequest(texts=["a", ""])), INVALID, "texts[1] must be at least 1 byte long"),

@@ -2,11 +2,13 @@
 
 import re
 
+import psutil
 import pytest
 
 from takt.engine.v1 import engine_pb2 as pb
 from tests.support.byte_tokenizer import VOCAB_SIZE, decode_bytes, encode_bytes, write_byte_model
 from tests.support.engine_in_process import engine_in_process
+from tests.support.engine_process import EngineSubprocess
 from tests.support.raw_frontend import raw_frontend
 
 REGEX = pb.STRUCTURED_OUTPUT_KIND_REGEX
@@ -83,3 +85,21 @@ async def test_unknown_kinds_are_refused(model, kind):
         handle = await frontend.add([40], structured_output=pb.StructuredOutput(kind=kind, spec="a"))
         (end,) = await frontend.finish(handle)
         assert end.error.message == f"structured_output.kind must be one of [1, 2, 3, 4, 5, 6], got {kind}"
+
+
+async def test_a_whole_process_takes_constraints_and_ends_in_order(model):
+    engine = EngineSubprocess("--fake-vocab-size", str(VOCAB_SIZE), model=model)
+    try:
+        engine.wait_ready()
+        async with raw_frontend(engine.address) as frontend:
+            handle = await frontend.add([40], structured_output=regex("[ab]{4}"), eos_token_ids=[2])
+            (end,) = await frontend.finish(handle)
+        assert re.fullmatch("[ab]{4}", decode_bytes(frontend.tokens[handle]))
+        assert end.reason == pb.FINISH_REASON_STOP
+        children = psutil.Process(engine.process.pid).children()
+        assert children
+        engine.terminate()
+        assert engine.wait() == 0
+        assert not psutil.wait_procs(children, timeout=60)[1], "processes outlived the engine"
+    finally:
+        engine.close()

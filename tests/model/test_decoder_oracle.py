@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine_svc.model.load import LoadOptions, load_model  # noqa: E402 - after importorskip
+from tests.support.kernel_variants import poison  # noqa: E402
 from tests.support.paged_forward import PagedRunner  # noqa: E402
 from tests.support.tiny_models import FALLBACK, NATIVE, VOCAB_SIZE, tiny_checkpoint  # noqa: E402
 
@@ -25,9 +26,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _load(folder: Path, **options: object):
     # The longrope checkpoint has 48 tokens of pretraining: up to there both use the short factors.
     limit = 48 if "longrope" in folder.name else None
-    return load_model(
-        LoadOptions(model=str(folder), device="cpu", **{"dtype": "float32", "max_model_len": limit, **options})
-    )
+    defaults = {"dtype": "float32", "max_model_len": limit, "ops": "reference"}
+    return load_model(LoadOptions(model=str(folder), device="cpu", **(defaults | options)))
 
 
 def _oracle(folder: Path, token_ids: list[int]):
@@ -49,25 +49,30 @@ def _runner(model, seed: int, block_size: int = 4) -> PagedRunner:
     return PagedRunner(model, block_size, blocks)
 
 
-@pytest.mark.parametrize("family", [*NATIVE, *FALLBACK])
-def test_logits_equal_transformers(family: str, directory: Path) -> None:
+# The native ops take blocks of whole panels only.
+BLOCK_SIZES = {"reference": 4, "native": 16}
+CASES = [*((family, ops) for family in NATIVE for ops in BLOCK_SIZES), *((family, "reference") for family in FALLBACK)]
+
+
+@pytest.mark.parametrize(("family", "ops"), CASES)
+def test_logits_equal_transformers(family: str, ops: str, directory: Path) -> None:
     """Whole prompts, chunks of every size, and decoding, several sequences in a batch, through shuffled blocks."""
     folder = tiny_checkpoint(family, directory)
-    model = _load(folder)
+    model = _load(folder, ops=ops)
     assert type(model).__name__ == ("FallbackModel" if family in FALLBACK else "NativeDecoder")
     prompts = _prompts(seed=1)
     expected = [_oracle(folder, prompt) for prompt in prompts]
     spread = float(expected[0].std())
     assert spread > 0.1
 
-    whole = _runner(model, seed=2)
+    whole = _runner(model, seed=2, block_size=BLOCK_SIZES[ops])
     logits = whole.forward([(whole.sequence(p), len(p)) for p in prompts], all_logits=True)
     torch.testing.assert_close(logits, torch.cat(expected), rtol=0, atol=TOLERANCE * spread)
 
     rng = random.Random(3)
-    mixed = _runner(model, seed=4)
+    mixed = _runner(model, seed=4, block_size=BLOCK_SIZES[ops])
     # NaN in blocks that were freed must not leak into their next owner.
-    _poison(mixed.kv_cache)
+    poison(mixed.kv_cache, torch.float32)
     sequences = [mixed.sequence(p) for p in prompts]
     seen = [[] for _ in prompts]
     while any(s.num_computed < len(s.token_ids) for s in sequences):
@@ -85,12 +90,6 @@ def test_logits_equal_transformers(family: str, directory: Path) -> None:
         torch.testing.assert_close(torch.cat(parts), reference, rtol=0, atol=TOLERANCE * spread)
 
 
-def _poison(cache: object) -> None:
-    tensors = [cache.keys, cache.values] if hasattr(cache, "keys") else [t for pair in cache for t in pair]
-    for tensor in tensors:
-        tensor.fill_(float("nan"))
-
-
 class _HiddenStates:
     """A model whose forward pass stops before the logits."""
 
@@ -98,21 +97,21 @@ class _HiddenStates:
         self.device, self.allocate_kv_cache, self.forward = model.device, model.allocate_kv_cache, model.hidden_states
 
 
-@pytest.mark.parametrize("family", [*NATIVE, *FALLBACK])
-def test_hidden_states_equal_transformers_and_give_the_logits(family: str, directory: Path) -> None:
+@pytest.mark.parametrize(("family", "ops"), CASES)
+def test_hidden_states_equal_transformers_and_give_the_logits(family: str, ops: str, directory: Path) -> None:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy
 
     folder = tiny_checkpoint(family, directory)
-    model = _load(folder)
+    model = _load(folder, ops=ops)
     prompts = _prompts(seed=8)
-    whole = _runner(_HiddenStates(model), seed=9)
+    whole = _runner(_HiddenStates(model), seed=9, block_size=BLOCK_SIZES[ops])
     hidden = whole.forward([(whole.sequence(p), len(p)) for p in prompts], all_logits=True)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         states = [reference.base_model(input_ids=torch.tensor([p]), use_cache=False)[0][0] for p in prompts]
     expected = torch.cat(states)
     torch.testing.assert_close(hidden, expected, rtol=0, atol=TOLERANCE * float(expected.std()))
-    runner = _runner(model, seed=9)
+    runner = _runner(model, seed=9, block_size=BLOCK_SIZES[ops])
     logits = runner.forward([(runner.sequence(p), len(p)) for p in prompts], all_logits=True)
     assert torch.equal(torch.cat([model.compute_logits(part) for part in hidden.split(30)]), logits)
     assert torch.equal(model.compute_logits(hidden[:0]), logits[:0])

@@ -38,5 +38,6 @@ def poison(cache, dtype) -> None:
         memory = (ctypes.c_char * cache.num_bytes).from_address(cache.address)
         torch.frombuffer(memory, dtype=dtype).fill_(float("nan"))
         return
-    for tensor in (cache.keys, cache.values):
+    tensors = (cache.keys, cache.values) if hasattr(cache, "keys") else [t for pair in cache for t in pair]
+    for tensor in tensors:
         tensor.fill_(float("nan"))

@@ -300,7 +300,6 @@ def _build_uniproc(config: EngineConfig, progress: Progress | None) -> Executor:
             device=config.device,
             max_model_len=config.max_model_len,
             ops=config.ops,
-            block_size=config.block_size,
             progress=progress,
         )
     )

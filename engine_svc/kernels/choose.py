@@ -20,7 +20,6 @@ from engine_svc.kernels.build import (
     usable_instruction_sets,
 )
 from engine_svc.kernels.library import Library
-from engine_svc.kernels.memory import LANES
 from engine_svc.kernels.native_ops import NativeOps
 from engine_svc.model.arch import DecoderConfig
 
@@ -51,12 +50,10 @@ def _library(path: Path, name: str) -> Library:
     return Library(path, name, torch.get_num_threads())
 
 
-def unfit_reason(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> str:
+def unfit_reason(config: DecoderConfig, dtype: torch.dtype) -> str:
     """Why the native ops cannot run a model; empty when they can."""
     if dtype not in (torch.float32, torch.bfloat16):
         return f"they know float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if block_size % LANES:
-        return f"they need a block size that is a multiple of {LANES}, got {block_size}"
     sizes = (config.hidden_size, config.intermediate_size, config.head_dim)
     if any(size % 2 for size in sizes):
         return f"they need even sizes, the model has {sizes}"

@@ -1,8 +1,8 @@
 """The native CPU op set: torch tensors in and out, the kernels in between.
 
 Batch-invariant: every row's sums run in one fixed order, and keys are reduced in parts at fixed positions, whatever
-else is in the batch. It serves float32 and bfloat16 and block sizes that are multiples of 16; what it cannot serve is
-left to the reference ops before a model is loaded.
+else is in the batch. It serves float32 and bfloat16; what it cannot serve is left to the reference ops before a model
+is loaded.
 """
 
 from collections.abc import Sequence

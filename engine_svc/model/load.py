@@ -34,8 +34,7 @@ logger = logging.getLogger(__name__)
 class LoadOptions:
     """What to load and how.
 
-    `model` is a folder, a GGUF file, an embedded model or a Hub name. `block_size`, tokens a KV cache block, counts for
-    the choice of ops. `progress` is told what is being done and the
+    `model` is a folder, a GGUF file, an embedded model or a Hub name. `progress` is told what is being done and the
     share done, in [0, 1].
     """
 
@@ -46,7 +45,6 @@ class LoadOptions:
     load_format: str = "auto"
     max_model_len: int | None = None
     ops: str = "auto"
-    block_size: int = 16
     progress: Callable[[str, float], None] | None = None
 
 
@@ -78,7 +76,7 @@ def load_model(options: LoadOptions) -> Model:
             return _model_info(options, checkpoint, ReferenceOps(), dtype, device)
 
         return load_fallback(checkpoint.folder, make_info, device, native_reason=str(error))
-    wanted = OpsWanted(name=options.ops, dtype=options.dtype, block_size=options.block_size, report=options.progress)
+    wanted = OpsWanted(name=options.ops, dtype=options.dtype, report=options.progress)
     ops, dtype = choose_ops(wanted, config, checkpoint.dtype, device)
     info = _model_info(options, checkpoint, ops, dtype, device)
     weights = Weights(checkpoint.source(), dtype=dtype, device=device, progress=_weight_progress(options))

@@ -25,7 +25,6 @@ class OpsWanted:
 
     name: str
     dtype: str
-    block_size: int
     report: Report | None = None
 
 
@@ -43,7 +42,7 @@ def choose_ops(
     widens = native is not None and widens_well(native)
     chosen = choose_dtype(wanted.dtype, checkpoint_dtype, device, widens_bfloat16=widens)
     if native is not None:
-        reason = unfit_reason(config, chosen, wanted.block_size)
+        reason = unfit_reason(config, chosen)
         if not reason:
             return native, chosen
     if name == "native":

@@ -102,12 +102,6 @@ def test_another_library_is_refused(cache, quick) -> None:
         load_kernels(cache, PORTABLE)
 
 
-def test_block_sizes_that_do_not_fit_run_on_the_reference_ops(folder: Path, caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert load(folder, block_size=8).info.numerics.op_set == "reference"
-    assert "multiple of 16, got 8" in caplog.text
-
-
 def test_the_processor_decides(tmp_path: Path) -> None:
     def names(flags: str) -> list[str]:
         path = tmp_path / "cpuinfo"

@@ -49,9 +49,10 @@ def _runner(model, seed: int, block_size: int = 4) -> PagedRunner:
     return PagedRunner(model, block_size, blocks)
 
 
-# The native ops take blocks of whole panels only.
-BLOCK_SIZES = {"reference": 4, "native": 16}
-CASES = [*((family, ops) for family in NATIVE for ops in BLOCK_SIZES), *((family, "reference") for family in FALLBACK)]
+CASES = [
+    *((family, ops) for family in NATIVE for ops in ("reference", "native")),
+    *((family, "reference") for family in FALLBACK),
+]
 
 
 @pytest.mark.parametrize(("family", "ops"), CASES)
@@ -65,12 +66,12 @@ def test_logits_equal_transformers(family: str, ops: str, directory: Path) -> No
     spread = float(expected[0].std())
     assert spread > 0.1
 
-    whole = _runner(model, seed=2, block_size=BLOCK_SIZES[ops])
+    whole = _runner(model, seed=2)
     logits = whole.forward([(whole.sequence(p), len(p)) for p in prompts], all_logits=True)
     torch.testing.assert_close(logits, torch.cat(expected), rtol=0, atol=TOLERANCE * spread)
 
     rng = random.Random(3)
-    mixed = _runner(model, seed=4, block_size=BLOCK_SIZES[ops])
+    mixed = _runner(model, seed=4)
     # NaN in blocks that were freed must not leak into their next owner.
     poison(mixed.kv_cache, torch.float32)
     sequences = [mixed.sequence(p) for p in prompts]
@@ -104,14 +105,14 @@ def test_hidden_states_equal_transformers_and_give_the_logits(family: str, ops: 
     folder = tiny_checkpoint(family, directory)
     model = _load(folder, ops=ops)
     prompts = _prompts(seed=8)
-    whole = _runner(_HiddenStates(model), seed=9, block_size=BLOCK_SIZES[ops])
+    whole = _runner(_HiddenStates(model), seed=9)
     hidden = whole.forward([(whole.sequence(p), len(p)) for p in prompts], all_logits=True)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         states = [reference.base_model(input_ids=torch.tensor([p]), use_cache=False)[0][0] for p in prompts]
     expected = torch.cat(states)
     torch.testing.assert_close(hidden, expected, rtol=0, atol=TOLERANCE * float(expected.std()))
-    runner = _runner(model, seed=9, block_size=BLOCK_SIZES[ops])
+    runner = _runner(model, seed=9)
     logits = runner.forward([(runner.sequence(p), len(p)) for p in prompts], all_logits=True)
     assert torch.equal(torch.cat([model.compute_logits(part) for part in hidden.split(30)]), logits)
     assert torch.equal(model.compute_logits(hidden[:0]), logits[:0])

@@ -3,7 +3,7 @@
 // A block of a layer holds, for each KV head, the keys as panels of sixteen positions over the head's values, and the
 // values as panels of sixteen of the head's values over the positions: both are panels of the one product in tile.h.
 //
-// Keys are reduced in parts of kPart positions that begin at fixed absolute positions, and the parts are merged in
+// Keys are reduced in parts of about kPart positions that begin at fixed absolute positions, and the parts are merged in
 // ascending order. A query's result depends on its position and the keys alone: not on other queries, on the number of
 // threads, or on whether it is computed in a prompt or by itself.
 #pragma once
@@ -26,8 +26,11 @@ struct CacheShape {
   int head_dim;
 
   int padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
-  size_t key_size() const { return static_cast<size_t>(block_size) * head_dim; }
-  size_t value_size() const { return static_cast<size_t>(block_size) * padded_dim(); }
+  int padded_block() const { return (block_size + kLanes - 1) / kLanes * kLanes; }
+  // Positions of a part: whole panels, or whole blocks where blocks are not whole panels.
+  int part() const { return block_size % kLanes == 0 ? kPart : std::max(block_size, kPart / block_size * block_size); }
+  size_t key_size() const { return static_cast<size_t>(padded_block()) * head_dim; }
+  size_t value_size() const { return static_cast<size_t>(padded_block()) * padded_dim(); }
   size_t head_size() const { return key_size() + value_size(); }
   size_t layer_size() const { return static_cast<size_t>(blocks) * kv_heads * head_size(); }
   size_t total() const { return layers * layer_size(); }
@@ -70,8 +73,8 @@ struct Attention {
   int group() const { return num_heads / num_kv_heads; }
 };
 
-// Writes one token's key and value of one head. A value that is the first of a pair and the last known of its sequence
-// clears its partner: what a stale block holds there, NaN perhaps, must not meet a weight of zero.
+// Writes one token's key and value of one head. A value that is the first of a pair, and the last known of its sequence or
+// of its block, clears its partner: what a stale block holds there, NaN perhaps, must not meet a weight, of zero or not.
 template <class T>
 TAKT_INLINE void write_cache(const Cache<T>& cache, int layer, int64_t slot, int head, const typename T::Element* key,
                              const typename T::Element* value, bool is_last) {
@@ -81,9 +84,9 @@ TAKT_INLINE void write_cache(const Cache<T>& cache, int layer, int64_t slot, int
   auto* keys = cache.keys(layer, block, head);
   for (int i = 0; i < shape.head_dim; ++i) keys[packed_index<T>(offset, i, shape.head_dim)] = key[i];
   auto* values = cache.values(layer, block, head);
-  bool clears = T::step == 2 && is_last && offset % 2 == 0;
+  bool clears = T::step == 2 && offset % 2 == 0 && (is_last || offset == shape.block_size - 1);
   for (int i = 0; i < shape.head_dim; ++i) {
-    size_t index = packed_index<T>(i, offset, shape.block_size);
+    size_t index = packed_index<T>(i, offset, shape.padded_block());
     values[index] = value[i];
     if (clears) values[index + 1] = 0;
   }
@@ -100,9 +103,10 @@ struct TileState {
   using E = typename T::Element;
   int rows;
   int dim;         // padded
+  size_t stride;   // of scores and weights: a part, and room for the lanes of its last panel that are past it
   E* queries;      // [rows, head_dim]
-  float* scores;   // [rows, kPart]
-  E* weights;      // [rows, kPart]
+  float* scores;   // [rows, stride]
+  E* weights;      // [rows, stride]
   float* part;     // [rows, dim]
   float* total;    // [rows, dim]
   float* best;     // [rows], of the total
@@ -110,10 +114,11 @@ struct TileState {
   float* part_best;
   float* part_weight;
 
-  TileState(TileMemory& memory, int rows, int head_dim, int dim) : rows(rows), dim(dim) {
-    queries = memory.queries.get<E>(static_cast<size_t>(rows) * head_dim);
-    scores = memory.scores.get<float>(static_cast<size_t>(rows) * kPart);
-    weights = memory.weights.get<E>(static_cast<size_t>(rows) * kPart);
+  TileState(TileMemory& memory, int rows, const CacheShape& shape)
+      : rows(rows), dim(shape.padded_dim()), stride((shape.part() + kLanes - 1) / kLanes * kLanes + kLanes) {
+    queries = memory.queries.get<E>(static_cast<size_t>(rows) * shape.head_dim);
+    scores = memory.scores.get<float>(rows * stride);
+    weights = memory.weights.get<E>(rows * stride);
     part = memory.part.get<float>(static_cast<size_t>(rows) * dim);
     total = memory.total.get<float>(static_cast<size_t>(rows) * dim);
     best = memory.state.get<float>(static_cast<size_t>(rows) * 4);
@@ -158,12 +163,15 @@ void score_part(TileState<T>& tile, const Cache<T>& cache, int layer, int head, 
                 const Attention& attention) {
   using E = typename T::Element;
   const int block_size = cache.shape.block_size, head_dim = cache.shape.head_dim;
-  const int panels = (end - begin + kLanes - 1) / kLanes;
-  for_panel_groups<kPanels>(0, panels, [&](auto group, int panel) {
+  thread_local std::vector<int> starts;
+  starts.clear();
+  for (int position = begin; position < end; position += std::min(kLanes, block_size - position % block_size))
+    starts.push_back(position);
+  for_panel_groups<kPanels>(0, static_cast<int>(starts.size()), [&](auto group, int panel) {
     constexpr int C = decltype(group)::value;
     const E* w[C];
     for (int c = 0; c < C; ++c) {
-      int position = begin + (panel + c) * kLanes;
+      int position = starts[panel + c];
       w[c] = cache.keys(layer, blocks[position / block_size], head) +
              static_cast<size_t>(position % block_size / kLanes) * head_dim * kLanes;
     }
@@ -177,7 +185,8 @@ void score_part(TileState<T>& tile, const Cache<T>& cache, int layer, int head, 
           V score = mul(sums[r][c], set1(attention.scale));
           if (attention.soft_cap != 0.0f)
             score = mul(tanh(div(score, set1(attention.soft_cap))), set1(attention.soft_cap));
-          store(tile.scores + static_cast<size_t>(row + r) * kPart + (panel + c) * kLanes, score);
+          // Lanes past a block are written over by the next panel.
+          store(tile.scores + (row + r) * tile.stride + (starts[panel + c] - begin), score);
         }
     });
   });
@@ -186,8 +195,8 @@ void score_part(TileState<T>& tile, const Cache<T>& cache, int layer, int head, 
 // Weights of one row: e^(score - best) where it may see, 0 elsewhere, up to the position `end`.
 template <class T>
 TAKT_INLINE void weigh_row(TileState<T>& tile, int row, int begin, int end, const Sight& sight) {
-  float* scores = tile.scores + static_cast<size_t>(row) * kPart;
-  auto* weights = tile.weights + static_cast<size_t>(row) * kPart;
+  float* scores = tile.scores + row * tile.stride;
+  auto* weights = tile.weights + row * tile.stride;
   const int low = std::max(0, sight.low(row) - begin), high = std::min(end, sight.high(row)) - begin;
   const int filled = (end - begin + kLanes - 1) / kLanes * kLanes;
   tile.part_weight[row] = 0.0f;
@@ -217,7 +226,7 @@ TAKT_INLINE void weigh_row(TileState<T>& tile, int row, int begin, int end, cons
 template <class T>
 void sum_values(TileState<T>& tile, const Cache<T>& cache, int layer, int head, const int32_t* blocks, int begin, int end) {
   using E = typename T::Element;
-  const int block_size = cache.shape.block_size;
+  const int block_size = cache.shape.block_size, padded_block = cache.shape.padded_block();
   for_panel_groups<kPanels>(0, tile.dim / kLanes, [&](auto group, int panel) {
     constexpr int C = decltype(group)::value;
     for_row_tiles<C>(tile.rows, [&](auto rows, int row) {
@@ -230,9 +239,9 @@ void sum_values(TileState<T>& tile, const Cache<T>& cache, int layer, int head, 
         const E* values = cache.values(layer, blocks[position / block_size], head);
         const E* w[C];
         for (int c = 0; c < C; ++c)
-          w[c] = values + (static_cast<size_t>(panel + c) * block_size + offset) * kLanes;
+          w[c] = values + (static_cast<size_t>(panel + c) * padded_block + offset) * kLanes;
         int padded = (count + T::step - 1) / T::step * T::step;
-        accumulate(sums, tile.weights + static_cast<size_t>(row) * kPart + (position - begin), kPart, w, padded);
+        accumulate(sums, tile.weights + row * tile.stride + (position - begin), tile.stride, w, padded);
         position += count;
       }
       for (int r = 0; r < R; ++r)
@@ -245,7 +254,7 @@ void sum_values(TileState<T>& tile, const Cache<T>& cache, int layer, int head, 
 template <class T>
 void attend_part(TileState<T>& tile, const Cache<T>& cache, int layer, int head, const int32_t* blocks, int part,
                  const Sight& sight, const Attention& attention) {
-  const int begin = part * kPart, end = std::min(begin + kPart, sight.high(tile.rows - 1));
+  const int begin = part * cache.shape.part(), end = std::min(begin + cache.shape.part(), sight.high(tile.rows - 1));
   score_part(tile, cache, layer, head, blocks, begin, end, attention);
   for (int row = 0; row < tile.rows; ++row) weigh_row(tile, row, begin, end, sight);
   sum_values(tile, cache, layer, head, blocks, begin, end);
@@ -290,7 +299,9 @@ class AttentionPlan {
   std::vector<TileOfWork> tiles;
   int num_partials = 0;
 
-  void make(const Batch& batch, const Attention& attention) {
+  // `part` is that of the cache.
+  void make(const Batch& batch, const Attention& attention, int part) {
+    part_ = part;
     tiles.clear();
     num_partials = 0;
     const int queries = std::max(1, kRowsOfTile / attention.group());
@@ -307,8 +318,10 @@ class AttentionPlan {
   void add(const Batch& batch, const Attention& attention, int s, int first, int count, int head) {
     int length = batch.seq_lens[s], start = length - (batch.query_start[s + 1] - batch.query_start[s]) + first;
     int low = attention.window == 0 ? 0 : std::max(0, start + 1 - attention.window);
-    tiles.push_back({s, first, count, head, low / kPart, (start + count - 1) / kPart + 1, -1});
+    tiles.push_back({s, first, count, head, low / part_, (start + count - 1) / part_ + 1, -1});
   }
+
+  int part_ = kPart;
 
   void split() {
     std::vector<TileOfWork> all;
@@ -346,7 +359,7 @@ void paged_attention(const Cache<T>& cache, int layer, const Batch& batch, const
   pool().run(parts, [&](int index) {
     const TileOfWork& work = plan.tiles[index];
     thread_local TileMemory own;
-    TileState<T> tile(own, work.count * attention.group(), attention.head_dim, dim);
+    TileState<T> tile(own, work.count * attention.group(), cache.shape);
     const int token = batch.query_start[work.sequence] + work.first;
     const int32_t* blocks = batch.block_tables + static_cast<size_t>(work.sequence) * batch.max_blocks;
     const Sight sight = sight_of(work);
@@ -376,7 +389,7 @@ void paged_attention(const Cache<T>& cache, int layer, const Batch& batch, const
       continue;
     }
     thread_local TileMemory own;
-    TileState<T> tile(own, work.count * attention.group(), attention.head_dim, dim);
+    TileState<T> tile(own, work.count * attention.group(), cache.shape);
     tile.begin();
     do {
       const float* from = partials + plan.tiles[index].partial * of_partial;

@@ -75,7 +75,7 @@ class Forward {
     bool pending = false;
     for (int i = 0; i < decoder_.num_layers; ++i) {
       const Layer& layer = decoder_.layers[i];
-      if (!same_attention(i)) plan_.make(batch_, layer.attention);
+      if (!same_attention(i)) plan_.make(batch_, layer.attention, cache_.shape.part());
       const E* x = add_norm(pending, layer.pre_attention);
       product<T, T>(*layer.qkv, x, tokens_, wide_);
       rotary_and_cache(i, layer);

@@ -33,7 +33,7 @@ template <class T>
 void attend(const CacheShape* shape, void* data, int layer, const Batch* batch, const Attention* attention,
             const void* query, void* output) {
   AttentionPlan plan;
-  plan.make(*batch, *attention);
+  plan.make(*batch, *attention, shape->part());
   Scratch partials;
   paged_attention(cache_of<T>(shape, data), layer, *batch, *attention, plan, partials,
                   static_cast<const typename T::Element*>(query), static_cast<typename T::Element*>(output));

@@ -14,8 +14,8 @@ MODELS := smollm2 gemma3-270m
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-engine setup-frontend models embedded-model demo serve test test-fast lint protos protos-check \
-	breaking-check docs docs-check bench clean
+.PHONY: help setup setup-engine setup-frontend kernels models embedded-model demo serve test test-fast lint protos protos-check \
+	breaking-check docs docs-check bench flame-graphs clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -45,6 +45,9 @@ setup: $(VENV)/.setup ## Install everything into .venv: torch first, then the se
 setup-engine: $(VENV)/.setup-engine ## Install what an engine needs, and no more; the image does this.
 
 setup-frontend: $(VENV)/.setup-frontend ## Install what a frontend needs, without torch; the image does this.
+
+kernels: setup-engine ## Compile the native kernels for every processor of this architecture; the image does this.
+	$(BIN)/python -m engine_svc.kernels --all
 
 models: setup ## Fetch and convert the embedded models that the tests use.
 	@set -e; for model in $(MODELS); do $(BIN)/takt model pull $$model; done
@@ -86,8 +89,11 @@ docs: setup ## Generate docs/configuration.md and the tree in README.md from the
 docs-check: setup ## Fail when what make docs generates is out of date.
 	$(BIN)/python docs/generate.py --check
 
-bench: setup ## Measure the core's steps; bench/grpc_load.py measures a running frontend.
-	$(BIN)/python bench/core_steps.py
+bench: models ## Measure the stack, the control plane and the kernels; ARGS=--peers adds the peers.
+	$(BIN)/python bench/run.py $(ARGS)
+
+flame-graphs: models ## Write flame graphs of an engine and a frontend under load.
+	$(BIN)/python bench/flame_graphs.py $(ARGS)
 
 clean: ## Remove the virtual environment and caches; fetched models stay.
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

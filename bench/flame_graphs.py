@@ -35,7 +35,8 @@ def main() -> None:
     arguments = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     load = Load(arguments.c, 128, 128, arguments.c * (100 if arguments.executor == "fake" else 8))
-    with running_stack(str(models_folder(arguments.model)), ("--executor", arguments.executor)) as stack:
+    flags = ("--executor", arguments.executor)
+    with running_stack(str(models_folder(arguments.model)), flags, ("--http-port", "-1")) as stack:
         json_line([*own_load(stack.target), *Load(arguments.c, 128, 16, arguments.c).arguments()])
         children = {"engine": stack.engine, "frontend": stack.frontend}
         paths = {name: OUT / f"{name}.svg" for name in children}

@@ -43,7 +43,8 @@ class Peer:
 def peers(folder: Path, model: Path) -> list[Peer]:
     """The peers that serve a converted model folder: vLLM over both of its protocols, and llama.cpp."""
     vllm, llamacpp = CACHE / "vllm", CACHE / "llamacpp"
-    http_load = (sys.executable, str(folder / "openai_load.py"))
+    # The load generator needs aiohttp, which vLLM brings along.
+    http_load = (str(vllm / "bin" / "python"), str(folder / "openai_load.py"))
     serve_vllm = ("bash", str(folder / "serve_vllm_cpu.sh"), str(model))
     gguf = bf16_gguf(model, llamacpp)
     return [

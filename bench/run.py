@@ -4,7 +4,8 @@
 
 (a) the whole stack over gRPC with the embedded model, (b) the control plane alone, with a core whose executor answers
 at once and a stack with the fake executor, (c) matrix products. With --peers the servers of the peers' folder run the
-same loads, one server at a time. Every figure is the median of the runs; leave the machine alone meanwhile.
+same loads, one server at a time. Every figure is the median of the runs, each on
+servers started anew; leave the machine alone meanwhile.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from core_steps import measure as measure_core
 from kernel_products import product_rows
 from peers import peers, serving
 from rows import Row, compared, row, save, show
-from stack import Figures, Load, measure, own_load, running_stack
+from stack import Figures, Load, measure, medians, own_load, running_stack
 
 BENCH = Path(__file__).resolve().parent
 PARTS = ("end-to-end", "control-plane", "kernels")
@@ -53,12 +54,27 @@ def load_rows(load: Load, ours: Figures) -> list[tuple[Row, str, bool]]:
     return rows
 
 
+def one_pass(command: list[str]) -> dict[Load, Figures]:
+    """Every load once, on a server that has just started, after a little that warms it up."""
+    for _ in range(2):
+        measure(command, Load(8, 64, 16, 8))
+    return {load: measure(command, load) for load in LOADS}
+
+
+def over_runs(passes: list[dict[Load, Figures]]) -> dict[Load, Figures]:
+    """Medians over passes."""
+    return {load: medians([figures[load] for figures in passes]) for load in LOADS}
+
+
 def end_to_end(options: Options) -> list[Row]:
     """(a), with the peers beside it."""
-    with running_stack(options.model, ("--dtype", options.dtype)) as stack:
-        ours = {load: measure(own_load(stack.target), load, options.runs) for load in LOADS}
-        memory = stack.peak_memory_mib()
-        starts = stack.engine.ready_seconds or 0.0, stack.frontend.ready_seconds or 0.0
+    passes = []
+    for _ in range(options.runs):
+        with running_stack(options.model, ("--dtype", options.dtype), ("--http-port", "-1")) as stack:
+            passes.append(one_pass(own_load(stack.target)))
+            memory = stack.peak_memory_mib()
+            starts = stack.engine.ready_seconds or 0.0, stack.frontend.ready_seconds or 0.0
+    ours = over_runs(passes)
     theirs = {} if options.peers is None else peer_figures(options.peers, models_folder(options.model), options.runs)
     rows: list[Row] = []
     for load, figures in ours.items():
@@ -80,8 +96,11 @@ def peer_figures(folder: Path, model: Path, runs: int) -> dict[str, dict[Load, F
             print(f"{peer.name} is not installed in {peer.home}: left out", file=sys.stderr)
             continue
         try:
-            with serving(peer):
-                found[peer.name] = {load: measure(peer.load, load, runs) for load in LOADS}
+            passes = []
+            for _ in range(runs):
+                with serving(peer):
+                    passes.append(one_pass(list(peer.load)))
+            found[peer.name] = over_runs(passes)
         except RuntimeError as error:
             print(f"{error}: left out", file=sys.stderr)
     return found
@@ -99,7 +118,7 @@ def control_plane(options: Options) -> list[Row]:
         str(models_folder(options.model)), ("--executor", "fake", "--max-num-batched-tokens", "8192")
     ) as stack:
         for name, flags in (("token ids", ("--no-text",)), ("text", ())):
-            figures = measure(own_load(stack.target, *flags), FAKE_LOAD, options.runs)
+            figures = medians([measure(own_load(stack.target, *flags), FAKE_LOAD) for _ in range(options.runs + 1)][1:])
             label = f"whole stack, fake executor, c=64, {name}"
             rows.append(row(label, figures["out_tok_s"], "tok/s"))
             rows.append(row(f"{label}: tokens a message", figures["tokens_per_message"], ""))

@@ -98,15 +98,17 @@ class Load:
         return [word for flag, value in pairs.items() for word in (flag, str(value))]
 
 
-def measure(command: Sequence[str], load: Load, runs: int) -> Figures:
-    """Medians of several runs of a load generator, after one small run that warms up."""
-    json_line([*command, *Load(load.clients, load.prompt, 16, load.clients).arguments()])
-    results = []
-    for _ in range(runs):
-        results.append(json_line([*command, *load.arguments()]))
-        time.sleep(0.5)
-    numbers = [key for key, value in results[0].items() if isinstance(value, (int, float))]
-    return {key: round(statistics.median(result[key] for result in results), 3) for key in numbers}
+def measure(command: Sequence[str], load: Load) -> Figures:
+    """One run of a load generator. Its prompts are the same every time: a second run on one server would find them in
+    the prefix cache."""
+    figures = json_line([*command, *load.arguments()])
+    time.sleep(0.5)
+    return {key: value for key, value in figures.items() if isinstance(value, (int, float))}
+
+
+def medians(runs: Sequence[Figures]) -> Figures:
+    """Of each figure over several runs."""
+    return {key: round(statistics.median(run[key] for run in runs), 3) for key in runs[0]}
 
 
 def own_load(target: str, *flags: str) -> list[str]:
